@@ -1,0 +1,264 @@
+"""The frozen, strict shape of a configuration; every value's home is `conf/`, so there are no defaults here.
+
+Hydra's structured configs drop unknown `+keys` silently and know no `Literal`; pydantic refuses both.
+One class per config group; a variant is a discriminated union over `kind`. No torch.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_.-]{0,31}\Z")]
+Positive = Annotated[int, Field(ge=1)]
+Port = Annotated[int, Field(ge=1, le=65535)]
+Seconds = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
+Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class Section(BaseModel):
+    """Base of every group: immutable, closed, no coercion."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class Run(Section):
+    """What this run is called and where it lands."""
+
+    name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}\Z")]
+    root: str  # run folders are made below it
+
+
+class Slurm(Section):
+    """What a queue needs to know; ids stay strings."""
+
+    kind: Literal["slurm"]
+    partition: str
+    account: str
+    time: Annotated[str, StringConstraints(pattern=r"^(\d+-)?\d{1,2}:\d{2}:\d{2}\Z")]
+    memory: str  # "0": all of the node's; "": it comes with the GPUs
+    gpus_per_node: Positive
+    node_gpus: Positive  # GPUs of a whole node
+    cpu_bind: str
+    distribution: str
+    exclusive: bool
+    setup: Annotated[tuple[str, ...], Field(strict=False)]  # lines of shell before srun
+    python: str  # interpreter, with its container prefix if any
+
+
+class InPlace(Section):
+    """No queue: runs where it is started."""
+
+    kind: Literal["none"]
+
+
+class Site(Section):
+    """Facts of one machine."""
+
+    name: Name
+    device: Literal["cpu", "cuda", "rocm"]
+    num_nodes: Positive
+    ranks_per_node: Positive
+    cores_per_rank: Positive
+    node_cores: Positive
+    device_variable: str  # exactly one: ROCR_VISIBLE_DEVICES, CUDA_VISIBLE_DEVICES, or "" on CPU
+    cpu_masks: Annotated[tuple[str, ...], Field(strict=False)]  # one hex mask a local rank; full nodes
+    interface: str  # network interface prefix for collectives, "" to let the library find it
+    scratch: str
+    peak_tflops: Annotated[float, Field(ge=0)]  # dense bf16 per rank; 0: unknown, no MFU is reported
+    queue: Annotated[Slurm | InPlace, Field(discriminator="kind")]
+
+
+class CustomModel(Section):
+    """A Qwen3 whose sizes are all given here."""
+
+    kind: Literal["custom"]
+    name: Name
+    dim: Positive
+    num_layers: Positive
+    num_heads: Positive
+    num_kv_heads: Positive
+    head_dim: Positive
+    hidden_dim: Positive
+    seq_len: Positive
+    tie_embeddings: bool
+    vocab_multiple: Positive
+    dtype: Literal["fp32", "bf16"]  # compute; master weights are fp32 always
+
+
+class ShippedModel(Section):
+    """One of torchtitan's Qwen3 flavours, with our vocabulary."""
+
+    kind: Literal["shipped"]
+    name: Name
+    flavor: Literal["0.6B", "1.7B", "4B", "8B", "14B", "32B"]
+    seq_len: Positive
+    tie_embeddings: bool
+    vocab_multiple: Positive
+    dtype: Literal["fp32", "bf16"]
+
+
+Model = Annotated[CustomModel | ShippedModel, Field(discriminator="kind")]
+
+
+class Parallel(Section):
+    """How the ranks of one replica share it."""
+
+    kind: Literal["single", "fsdp"]
+    ranks: Positive
+
+
+class Outer(Section):
+    """The outer optimiser."""
+
+    optimizer: Literal["nesterov", "sgd"]
+    lr: Rate
+    momentum: Annotated[float, Field(ge=0, lt=1)]
+
+
+class Diloco(Section):
+    """The outer loop."""
+
+    replicas: Positive  # inside this allocation
+    inner_steps: Positive  # H
+    outer: Outer
+    staleness_window: Annotated[int, Field(ge=0)]
+    staleness_discount: Annotated[float, Field(ge=0)]
+    quorum: Fraction  # share of the expected replicas that must have delivered
+    grace: Annotated[float, Field(ge=0)]  # wait for the rest this share of the round's length
+
+
+class Darl(Section):
+    """Leases."""
+
+    block_windows: Positive  # K
+    seed: Annotated[int, Field(ge=0, lt=2**62)]
+    epochs: Positive
+    ttl_floor_s: Seconds
+    heartbeat_s: Seconds
+    detect_s: Seconds  # a silent replica counts as gone after this long
+    restore_grace_s: Seconds  # leases are extended by it after a restart of the coordinator
+
+
+class Transport(Section):
+    """How bytes travel."""
+
+    kind: Literal["inline"]
+    limit_mb: Positive  # largest payload that may travel inside Flower messages
+    timeout_s: Seconds  # of one request
+    poll_s: Seconds  # how often a site asks for its next instruction
+    retry_first_s: Seconds
+    retry_max_s: Seconds
+
+
+class BpeTokenizer(Section):
+    """Byte-level BPE trained on the corpus itself."""
+
+    kind: Literal["bpe"]
+    vocab_size: Annotated[int, Field(ge=256, le=2**20)]
+
+
+class FileTokenizer(Section):
+    """A Hugging Face `tokenizer.json` that is here already."""
+
+    kind: Literal["file"]
+    path: str
+
+
+class Data(Section):
+    """A corpus of text."""
+
+    name: Name
+    kind: Literal["pydocs", "text", "jsonl"]
+    files: Annotated[tuple[str, ...], Field(strict=False)]  # globs, below one of `roots`; [] for pydocs
+    roots: Annotated[tuple[str, ...], Field(strict=False)]
+    cache: str  # tokenised corpora are kept below it
+    tokenizer: Annotated[BpeTokenizer | FileTokenizer, Field(discriminator="kind")]
+    held_out: Annotated[float, Field(gt=0, lt=0.5)]  # share of the windows kept for evaluation
+    max_windows: Annotated[int, Field(ge=0)]  # 0: all
+
+
+class Optim(Section):
+    """The inner optimiser and its batch."""
+
+    name: Literal["adamw"]
+    lr: Rate
+    beta1: Fraction
+    beta2: Fraction
+    weight_decay: Annotated[float, Field(ge=0)]
+    batch_windows: Positive  # windows a step of the whole replica
+    warmup: Fraction  # share of the corpus over which the LR rises
+    decay: Literal["cosine", "constant"]
+    min_lr: Fraction  # of lr, at the end of the corpus
+    clip_norm: Rate
+
+
+class Codec(Section):
+    """How a delta becomes bytes."""
+
+    kind: Literal["fp32", "bf16"]
+
+
+class Evaluation(Section):
+    """Held-out evaluation at theta_outer."""
+
+    max_windows: Positive
+    every_rounds: Positive
+
+
+class Wandb(Section):
+    """Where the metrics go besides metrics.jsonl."""
+
+    mode: Literal["offline", "online", "disabled"]
+    project: str
+
+
+class Metrics(Section):
+    """What is written down."""
+
+    every_steps: Positive
+    wandb: Wandb
+
+
+class Central(Section):
+    """Where the central is (`url`), or where it listens (the rest)."""
+
+    url: str  # "none": train alone, the outer step in this process
+    host: str
+    port: Port
+    aggregator_port: Port
+    patience_s: Seconds  # a seed claim and a joiner are waited for this long
+
+
+class Checkpoint(Section):
+    """The run's own folder."""
+
+    keep: Annotated[int, Field(ge=2)]  # complete checkpoints that stay on disk
+
+
+class Config(Section):
+    """One run, complete: what every process of it reads."""
+
+    replica: Name  # id within the site; the full id is site/replica
+    seed: Annotated[int, Field(ge=0, lt=2**31)]
+    resume: str  # "none", "auto", or the run folder to go on with
+    dry: bool
+    run: Run
+    site: Site
+    model: Model
+    parallel: Parallel
+    diloco: Diloco
+    darl: Darl
+    transport: Transport
+    data: Data
+    optim: Optim
+    codec: Codec
+    evaluation: Evaluation
+    metrics: Metrics
+    checkpoint: Checkpoint
+    central: Central
+
+    @property
+    def replica_id(self) -> str:
+        """`site/replica`: the stream's name across requeues."""
+        return f"{self.site.name}/{self.replica}"

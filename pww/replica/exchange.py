@@ -1,0 +1,37 @@
+"""The exchange: how one replica gets theta_outer and hands in a delta. Rank 0 only.
+
+One interface, several carriers: `pww.central.inprocess` (a replica alone), `replica.federated` (across sites,
+over Flower). The loop does not know which one it has.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from pww.wire import Offer, RoundReport, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Theta:
+    """One published version of theta_outer: a safetensors file (fp32) and the hash of its bytes."""
+
+    round: int
+    path: Path
+    state_hash: str
+    report: RoundReport | None  # the merge that made it; None for theta(0)
+
+
+class Exchange(Protocol):
+    """Pull theta, push deltas. Every method may wait for the network and says so in the log."""
+
+    def pull(self) -> Theta:
+        """The newest published theta_outer; the first replica of a run may be asked to seed theta(0)."""
+
+    def push(self, offer: Offer, payload: Path) -> Verdict:
+        """Delivers a delta and waits for its verdict: merged and committed together, or neither.
+
+        Sending again after a lost reply or a restart of the central is safe: a delta id counts once.
+        """
+
+    def close(self) -> None:
+        """Leaves politely; never raises."""

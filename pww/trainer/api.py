@@ -1,0 +1,101 @@
+"""What the outer loop needs of an inner loop. Engines: `titan` (torchtitan); tests bring closed forms.
+
+All methods are collective: every rank of the replica calls them in the same order. "On rank 0" means that
+only rank 0's argument is read, or only rank 0 gets the value.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseResult:
+    """What one phase did, measured by the trainer itself."""
+
+    steps: int
+    tokens: int  # targets that the loss was taken over
+    loss: float  # mean over tokens, nats
+    seconds: float
+    drawn: tuple[int, ...]  # window ids that the data loader really fetched, all ranks, sorted; rank 0
+    stopped: bool  # True: a stop was agreed before the last step; the phase must not be delivered
+
+
+@dataclass(frozen=True, slots=True)
+class EvalResult:
+    """Held-out loss, pooled over tokens."""
+
+    loss: float
+    tokens: int
+
+
+class StepHook(Protocol):
+    """Called on rank 0 every `metrics.every_steps` steps and after the last step of a phase."""
+
+    def __call__(self, *, step: int, done: int, of: int, loss: float, tokens: int, lr: float) -> None:
+        """`step` counts over the whole run; `done` of `of` within the phase; `tokens` of the phase."""
+
+
+class Trainer(Protocol):
+    """An inner loop over sharded tensors."""
+
+    @property
+    def step(self) -> int:
+        """Inner steps taken over the whole run (restored on resume)."""
+
+    def shapes(self) -> Mapping[str, Sequence[int]]:
+        """Full shape of every parameter, in the order of `tensors`. Not collective."""
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Each parameter in full, fp32, on the CPU, one at a time; valid on rank 0."""
+
+    def load(self, theta: Path) -> None:
+        """Writes a safetensors file (read on rank 0, tensor by tensor) into the shards, bit for bit.
+
+        Raises:
+            PayloadError: names, shapes or dtypes differ from `shapes`.
+        """
+
+    def run(
+        self,
+        windows: Sequence[int],
+        *,
+        progress: float,
+        progress_end: float,
+        on_step: StepHook,
+        stop: "Stop",
+    ) -> PhaseResult:
+        """Trains on exactly `windows`, `optim.batch_windows` a step; the last step is padded and masked.
+
+        `progress` is committed / total windows at the start and `progress_end` the share expected at
+        the end; the LR schedule follows the line between them.
+        """
+
+    def evaluate(self) -> EvalResult:
+        """Loss over the fixed held-out windows; changes no state."""
+
+    def save_inner(self, folder: Path) -> None:
+        """Writes optimiser, step and RNG state into a new folder (not fsynced, not atomic: the caller's)."""
+
+    def load_inner(self, folder: Path) -> None:
+        """Restores what `save_inner` wrote, on any number of ranks.
+
+        Raises:
+            CheckpointError: something is missing or does not fit.
+        """
+
+    def reset_inner(self) -> None:
+        """Forgets the optimiser state (after a phase that went to nan); the step count stays."""
+
+    def close(self) -> None:
+        """Ends the process groups so that the interpreter can exit cleanly."""
+
+
+class Stop(Protocol):
+    """A request to stop that all ranks agree on at one step."""
+
+    def agreed(self) -> bool:
+        """Collective: True on every rank as soon as any rank was asked to stop."""

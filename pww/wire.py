@@ -1,0 +1,326 @@
+"""What the site side and the central say to each other; the only thing that the two share.
+
+Every message is strict, frozen and closed (unknown keys are refused), so validating a remote's bytes is
+`Message.model_validate_json(body)` and nothing else. Two channels carry them:
+
+* lease protocol (HTTP JSON to the coordinator): `Register Acquire Heartbeat Release Leave`, each with its reply;
+* outer loop (Flower messages): `Invitation` down, `Offer` up, with tensors beside them as one payload.
+
+A refusal is HTTP 4xx with a `Refusal` body. Units are in the names; a `Span` is half-open.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+PROTOCOL = 1
+"""Raised with every incompatible change; a central and a site must agree on it."""
+
+Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_.-]{0,31}\Z")]
+ReplicaId = Annotated[
+    str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_.-]{0,31}/[a-z0-9][a-z0-9_.-]{0,31}\Z")
+]
+"""`site/replica`, stable across requeues: never a job id."""
+Token = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}\Z")]
+"""128 random bits in hex: incarnations, idempotency keys, delta ids, run ids."""
+Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}\Z")]
+"""SHA-256 in hex."""
+Count = Annotated[int, Field(ge=0, lt=2**62)]
+Seconds = Annotated[float, Field(ge=0.0, le=1e9, allow_inf_nan=False)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Span:
+    """A half-open run of positions `[start, stop)`; never empty."""
+
+    start: int
+    stop: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.start < self.stop:
+            raise ValueError(f"span [{self.start}, {self.stop}) is empty or negative")
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+
+class Message(BaseModel):
+    """Base of everything on the wire: strict types, no unknown keys, immutable."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+# ------------------------------------------------------------------------------------------ leases
+
+
+class Lease(Message):
+    """A span granted to one replica. Samples may be drawn below `watermark` only."""
+
+    id: Count
+    replica: ReplicaId
+    span: Span
+    watermark: Count
+    ttl_s: Seconds
+
+
+class SpaceInfo(Message):
+    """The index space as values, so that a refusal can print both sides'."""
+
+    num_windows: Count
+    block_windows: Count
+    window_tokens: Count
+    seed: Count
+    epochs: Count
+    permutation: str
+    corpus: Digest
+    digest: Digest
+
+
+RefusalCode = Literal[
+    "bad_request",  # malformed or out of protocol
+    "wrong_space",  # corpus, tokenizer, block size or seed differ
+    "wrong_model",  # tensor names or shapes differ
+    "wrong_run",  # this central serves another run (or an empty one)
+    "replica_taken",  # another live process has this replica id
+    "unknown_incarnation",  # not registered (any more): register again, or you were replaced
+    "too_large",
+    "closed",  # the run is complete
+]
+
+
+class Refusal(Message):
+    """Why the central said no: a code for programs, a sentence for people."""
+
+    code: RefusalCode
+    message: str
+    retry_after_s: Seconds = 0.0
+
+
+class Register(Message):
+    """First message of a process: who it is, what it would train on, and what it still holds."""
+
+    protocol: int = PROTOCOL
+    replica: ReplicaId
+    incarnation: Token
+    node_key: str  # PEM of the EC public key of this incarnation's Flower node ("" for none)
+    run: str  # run id that its checkpoint belongs to; "" on a first start
+    space: SpaceInfo
+    model: Digest  # `model_digest` of the parameters
+    last_round: Count  # newest round it has seen; a central behind it has lost state
+    leases: tuple[Count, ...] = ()  # lease ids in its checkpoint: they stay bound to it
+    deltas: tuple[Token, ...] = ()  # delta ids in its outbox that have no verdict yet
+    versions: dict[str, str] = Field(default_factory=dict)
+
+
+class Registered(Message):
+    """Accepted. `leases` are those of its claims that it still holds; everything else was released."""
+
+    run: Token
+    round: Count
+    aggregator_port: Count  # 0: none (single site, outer step in process)
+    heartbeat_s: Seconds
+    detect_s: Seconds
+    leases: tuple[Lease, ...]
+    verdicts: tuple["Verdict", ...]  # fate of each delta that it presented and that is decided
+
+
+class Acquire(Message):
+    """Asks for one span of at most `num_blocks` blocks."""
+
+    replica: ReplicaId
+    incarnation: Token
+    key: Token
+    num_blocks: Annotated[int, Field(ge=1, lt=2**40)]
+    ttl_s: Seconds
+
+
+class Granted(Message):
+    """A lease, and how much of the corpus was committed when it was granted (for the LR schedule)."""
+
+    kind: Literal["granted"] = "granted"
+    lease: Lease
+    committed_windows: Count
+
+
+class Wait(Message):
+    """Nothing to lease now, but blocks leased elsewhere may come back."""
+
+    kind: Literal["wait"] = "wait"
+    retry_after_s: Seconds
+
+
+class Exhausted(Message):
+    """Every block is committed or quarantined: the run is over."""
+
+    kind: Literal["exhausted"] = "exhausted"
+    committed: Count
+    quarantined: tuple[Count, ...] = ()
+
+
+class Acquired(Message):
+    """The answer to `Acquire`."""
+
+    answer: Annotated[Granted | Wait | Exhausted, Field(discriminator="kind")]
+
+
+class Renewal(Message):
+    """Asks to keep a lease for `ttl_s` more seconds."""
+
+    id: Count
+    ttl_s: Seconds
+
+
+class Heartbeat(Message):
+    """Sent every `heartbeat_s`, with or without leases: it is also how liveness is known."""
+
+    replica: ReplicaId
+    incarnation: Token
+    leases: tuple[Renewal, ...]
+    windows_per_s: Seconds = 0.0
+
+
+class LeaseState(Message):
+    """The authoritative state of one lease: a shrunk end and a lost lease are orders, not news."""
+
+    id: Count
+    valid: bool
+    stop: Count
+    watermark: Count
+
+
+class Instruction(Message):
+    """The answer to a heartbeat."""
+
+    leases: tuple[LeaseState, ...]
+    round: Count
+    committed_windows: Count
+    total_windows: Count
+
+
+class Release(Message):
+    """Gives leases back uncommitted."""
+
+    replica: ReplicaId
+    incarnation: Token
+    leases: tuple[Count, ...]
+
+
+class Leave(Message):
+    """Goodbye. Leases in `keep` (those of unsent deltas) stay until they expire; others return now."""
+
+    replica: ReplicaId
+    incarnation: Token
+    keep: tuple[Count, ...] = ()
+
+
+class Done(Message):
+    """Accepted, nothing else to say."""
+
+
+# ------------------------------------------------------------------------------------- outer loop
+
+
+class Verdict(Message):
+    """What became of a delta. `merged` is durable together with its blocks; `rejected` released them."""
+
+    delta: Token
+    outcome: Literal["merged", "rejected"]
+    round: Count  # the round that it was merged into, or that was current when it was rejected
+    reason: str = ""
+
+
+class Leased(Message):
+    """A span under a lease, as a delta names it."""
+
+    lease: Count
+    span: Span
+
+
+class PayloadInfo(Message):
+    """What the payload beside a message must be."""
+
+    codec: Name
+    size_bytes: Count
+    sha256: Digest
+
+
+class PhaseMetrics(Message):
+    """What a site measured over one phase. `loss` is the mean over tokens, in nats."""
+
+    steps: Count
+    tokens: Count
+    loss: float
+    phase_seconds: Seconds
+    tokens_per_s: Seconds
+    drift: float = 0.0
+    delta_norm: float = 0.0
+    held_out_loss: float = -1.0  # at base_round; negative: not evaluated this phase
+    held_out_tokens: Count = 0
+
+
+class Offer(Message):
+    """A delta: `theta_outer(base_round) - theta_inner`, computed from exactly `spans`."""
+
+    kind: Literal["offer"] = "offer"
+    run: Token
+    replica: ReplicaId
+    incarnation: Token
+    delta: Token
+    prev: str  # this replica's last merged delta id when this one was encoded, "" if none
+    base_round: Count
+    spans: Annotated[tuple[Leased, ...], Field(min_length=1)]
+    tokens: Count
+    partial: bool  # fewer than H steps: steps the outer optimiser with momentum 0
+    finite: bool  # False: the site found nan/inf and sends no payload
+    payload: PayloadInfo
+    metrics: PhaseMetrics
+
+
+class Seed(Message):
+    """theta(0), offered by the replica that was asked to seed the run."""
+
+    kind: Literal["seed"] = "seed"
+    run: Token
+    replica: ReplicaId
+    incarnation: Token
+    model: Digest
+    payload: PayloadInfo
+
+
+class RoundReport(Message):
+    """What one merge did; rows of `split=outer` are made of these."""
+
+    round: Count  # the round that this merge produced
+    merged: tuple[ReplicaId, ...]
+    rejected: tuple[str, ...]  # "site/a: reason"
+    tokens: Count
+    loss: float  # pooled by tokens
+    delta_norm: float  # norm of the merged Delta
+    avg_delta_norm: float  # mean of the norms of the Delta_i
+    agreement: float
+    drift_mean: float
+    drift_max: float
+    bytes_received: Count
+    merge_seconds: Seconds
+
+
+class Invitation(Message):
+    """Standing request of the central: seed the run, or train from `round` and answer with an `Offer`."""
+
+    kind: Literal["seed", "phase"]
+    run: Token
+    round: Count
+    state_hash: str  # hash of theta(round) over its fp32 bytes; "" when kind is seed
+    payload: PayloadInfo | None  # theta(round) beside this message; None when kind is seed
+    verdicts: tuple[Verdict, ...]  # this replica's decided deltas, newest last (the last few)
+    report: RoundReport | None  # the merge that made `round`
+
+
+def model_digest(shapes: Mapping[str, Sequence[int]]) -> str:
+    """SHA-256 over parameter names and shapes in name order: two sites that differ never merge."""
+    text = "\n".join(f"{name} {tuple(int(n) for n in shapes[name])}" for name in sorted(shapes))
+    return hashlib.sha256(text.encode()).hexdigest()
