@@ -19,14 +19,15 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 PROTOCOL = 1
 """Raised with every incompatible change; a central and a site must agree on it."""
 
-Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_.-]{0,31}\Z")]
+# In pydantic's (Rust) patterns `$` is the very end: a trailing newline does not match.
+Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_.-]{0,31}$")]
 ReplicaId = Annotated[
-    str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_.-]{0,31}/[a-z0-9][a-z0-9_.-]{0,31}\Z")
+    str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_.-]{0,31}/[a-z0-9][a-z0-9_.-]{0,31}$")
 ]
 """`site/replica`, stable across requeues: never a job id."""
-Token = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}\Z")]
+Token = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
 """128 random bits in hex: incarnations, idempotency keys, delta ids, run ids."""
-Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}\Z")]
+Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 """SHA-256 in hex."""
 Count = Annotated[int, Field(ge=0, lt=2**62)]
 Seconds = Annotated[float, Field(ge=0.0, le=1e9, allow_inf_nan=False)]

@@ -8,7 +8,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_.-]{0,31}\Z")]
+# In pydantic's (Rust) patterns `$` is the very end: a trailing newline does not match.
+Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_.-]{0,31}$")]
 Positive = Annotated[int, Field(ge=1)]
 Port = Annotated[int, Field(ge=1, le=65535)]
 Seconds = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
@@ -25,7 +26,7 @@ class Section(BaseModel):
 class Run(Section):
     """What this run is called and where it lands."""
 
-    name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}\Z")]
+    name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
     root: str  # run folders are made below it
 
 
@@ -35,7 +36,7 @@ class Slurm(Section):
     kind: Literal["slurm"]
     partition: str
     account: str
-    time: Annotated[str, StringConstraints(pattern=r"^(\d+-)?\d{1,2}:\d{2}:\d{2}\Z")]
+    time: Annotated[str, StringConstraints(pattern=r"^([0-9]+-)?[0-9]{1,2}:[0-9]{2}:[0-9]{2}$")]
     memory: str  # "0": all of the node's; "": it comes with the GPUs
     gpus_per_node: Positive
     node_gpus: Positive  # GPUs of a whole node
