@@ -1,7 +1,7 @@
 """The exchange: how one replica gets theta_outer and hands in a delta. Rank 0 only.
 
 One interface, several carriers: `pww.central.inprocess` (a replica alone), `replica.federated` (across sites,
-over Flower). The loop does not know which one it has.
+over Flower). The loop does not know which one it has. It lives below both, so that neither imports the other.
 """
 
 from dataclasses import dataclass

@@ -1,0 +1,82 @@
+"""Two streams: human lines on the terminal, and append-only JSON lines complete enough to rebuild a run.
+
+A terminal gets rich's colours; a file or a pipe gets plain lines. Nothing here ever raises into training.
+"""
+
+import json
+import logging
+import os
+import sys
+from pathlib import Path
+
+from rich.console import Console
+from rich.logging import RichHandler
+
+QUIET = ("flwr", "alembic", "httpx", "httpcore", "uvicorn", "torchtitan", "sqlalchemy")
+"""Libraries that speak at INFO or DEBUG on the root logger."""
+
+
+def console() -> Console:
+    """The terminal that human lines go to (standard error, so that output can be piped)."""
+    return Console(stderr=True, highlight=False)
+
+
+def setup(*, rank: int = 0, label: str = "") -> None:
+    """Sets up the human stream: INFO on rank 0, WARNING elsewhere; `label` says which process speaks."""
+    root = logging.getLogger()
+    root.handlers.clear()
+    prefix = f"[{label}] " if label else ""
+    handler: logging.Handler
+    if sys.stderr.isatty():
+        handler = RichHandler(console=console(), show_path=False, markup=False)
+        handler.setFormatter(logging.Formatter(f"{prefix}%(message)s", datefmt="%H:%M:%S"))
+    else:
+        handler = logging.StreamHandler(sys.stderr)
+        form = f"%(asctime)s {prefix}%(levelname)s %(message)s"
+        handler.setFormatter(logging.Formatter(form, datefmt="%H:%M:%S"))
+    root.addHandler(handler)
+    root.setLevel(logging.WARNING)
+    logging.getLogger("pww").setLevel(logging.INFO if rank == 0 else logging.WARNING)
+    for name in QUIET:
+        logging.getLogger(name).setLevel(logging.WARNING)
+
+
+class JsonLines:
+    """An append-only file of one JSON object a line; every line reaches the kernel at once.
+
+    A line torn by a crash is ended before the next one is written, so a reader loses that line only.
+    """
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("a+b", buffering=0)
+        size = self._file.seek(0, os.SEEK_END)
+        if size:
+            self._file.seek(size - 1)
+            if self._file.read(1) != b"\n":
+                self._file.write(b"\n")
+
+    def write(self, row: dict[str, object], *, durable: bool = False) -> None:
+        """Appends one row; `durable` returns only when it is on disk."""
+        self._file.write(json.dumps(row, allow_nan=True).encode() + b"\n")
+        if durable:
+            os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+
+
+def read_json_lines(path: Path) -> list[dict[str, object]]:
+    """Every whole row of a file that `JsonLines` wrote; [] when there is none; torn lines are left out."""
+    if not path.exists():
+        return []
+    rows = []
+    for line in path.read_bytes().splitlines():
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(row, dict):
+            rows.append(row)
+    return rows

@@ -1,0 +1,1 @@
+"""One model copy's side of the outer loop."""
