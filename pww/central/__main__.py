@@ -1,0 +1,153 @@
+"""`python -m pww.central`: coordinator and aggregator of one run, in one process with one state folder.
+
+    python -m pww.central data=tinyshakespeare      start, or go on where the state folder stands
+    python -m pww.central audit [FOLDER]            what the ledger says of a run (default: the newest)
+"""
+
+import logging
+import signal
+import sys
+import threading
+from pathlib import Path
+
+from pww import log as pww_log
+from pww.clock import SystemClock
+from pww.config import paths
+from pww.config.load import run_app
+from pww.config.schema import Config
+from pww.errors import PwwError, StateError, Stopped
+from pww.folder import owned
+
+log = logging.getLogger("pww.central")
+IDLE_LINE_S = 30.0
+
+
+def main(argv: list[str]) -> int:
+    """Starts the central, or audits a run; returns the exit code."""
+    if argv and argv[0] == "audit":
+        return _audit(argv[1:])
+    return run_app(_start, program="pww.central", defaults=("run.name=central-${data.name}",))
+
+
+def _audit(argv: list[str]) -> int:
+    from pww.central.audit import audit
+
+    try:
+        folder = Path(argv[0]) if argv else _newest_run(paths.PROJECT / "outputs")
+        result = audit(folder)
+    except PwwError as fault:
+        print(fault, file=sys.stderr)
+        return fault.exit_code
+    print(f"run folder {paths.shown(folder)}")
+    print(result.render())
+    return 0 if result.ok else 1
+
+
+def _newest_run(root: Path) -> Path:
+    ledgers = sorted(root.glob("*/central/ledger.sqlite"), key=lambda p: p.stat().st_mtime)
+    if not ledgers:
+        raise StateError(f"no run with a ledger in {root}: name its folder, audit FOLDER")
+    return ledgers[-1].parent.parent
+
+
+def _start(config: Config) -> int:
+    """Serves one run until its corpus is exhausted and every site has been told."""
+    pww_log.setup(label="central")
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    folder = paths.run_folder(config)
+    try:
+        with owned(folder, remedy="another central serves it; stop that one, or set run.name"):
+            _serve(config, folder, stop)
+    except PwwError as fault:
+        log.error("%s", fault)
+        return fault.exit_code
+    return 0
+
+
+def _serve(config: Config, folder: Path, stop: threading.Event) -> None:
+    from pww.central.aggregator import Aggregator
+    from pww.central.coordinator import Coordinator
+    from pww.central.http import coordinator_app
+    from pww.central.inbox import CentralInbox
+    from pww.central.ledger import Ledger
+    from pww.data import prepare
+    from pww.federation.rounds import Rounds
+    from pww.federation.superlink import EmbeddedSuperLink
+    from pww.lease.space import BlockSpace
+    from pww.metrics import Metrics
+    from pww.transport.serve import AsgiServer
+
+    clock = SystemClock()
+    coordinator_port = AsgiServer(
+        host=config.central.host, port=config.central.port, key="central.port"
+    )
+    aggregator_port = AsgiServer(
+        host=config.central.host,
+        port=config.central.aggregator_port,
+        key="central.aggregator_port",
+    )
+    corpus = prepare(
+        config.data,
+        seq_len=config.model.seq_len,
+        vocab_multiple=config.model.vocab_multiple,
+        project=paths.PROJECT,
+    )
+    space = BlockSpace.of(corpus.manifest, config.darl)
+    state = folder / "central"
+    state.mkdir(parents=True, exist_ok=True)
+    paths.freeze(config, folder)
+    metrics = Metrics(
+        folder,
+        project=config.metrics.wandb.project,
+        group=config.run.name,
+        name=f"{config.run.name}-central",
+        wandb_id=paths.wandb_id(folder),
+        mode=config.metrics.wandb.mode,
+        config=config.model_dump(mode="json"),
+    )
+    link = EmbeddedSuperLink(state, limit_mb=config.transport.limit_mb)
+    ledger = Ledger(state / "ledger.sqlite")
+    coordinator = Coordinator(
+        ledger, space, darl=config.darl, aggregator_port=aggregator_port.port, clock=clock,
+        members=link,
+    )  # fmt: skip
+    aggregator = Aggregator(coordinator, folder=state, diloco=config.diloco, clock=clock)
+    inbox = CentralInbox(coordinator, aggregator, metrics)
+    if inbox.finished():
+        raise StateError(
+            f"run {config.run.name} is complete: {coordinator.round} merges, every block of "
+            f"{space.num_positions} committed, theta in {paths.shown(aggregator.theta_path)}. "
+            "Start a new one with run.name=…"
+        )
+    try:
+        coordinator_port.start(coordinator_app(coordinator), name="coordinator")
+        with link.run():
+            aggregator_port.start(link.app, name="aggregator")
+            log.info(
+                "run %s serves http://%s:%d (leases) and :%d (Flower): %d blocks, round %d",
+                config.run.name, config.central.host, coordinator_port.port,
+                aggregator_port.port, space.num_positions, coordinator.round,
+            )  # fmt: skip
+            Rounds(link, inbox, folder=state / "incoming", clock=clock, config=config).run(stop)
+    finally:
+        coordinator_port.stop()
+        aggregator_port.stop()
+        metrics.close()
+        ledger.close()
+    if stop.is_set():
+        raise Stopped(
+            f"stopped at round {coordinator.round}; start it again with the same command"
+        )
+    print(
+        f"run {config.run.name} is complete: {coordinator.round} merges, "
+        f"{space.num_positions} blocks committed\n"
+        f"  theta    {paths.shown(aggregator.theta_path)}\n"
+        f"  metrics  {paths.shown(folder / 'metrics.jsonl')}\n"
+        f"  check    python -m pww.central audit {paths.shown(folder)}"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

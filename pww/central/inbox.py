@@ -1,0 +1,78 @@
+"""What the federation hands in and asks for, answered by the books and the merge; global metrics on the way."""
+
+import logging
+import math
+from pathlib import Path
+
+from pww.central.aggregator import Aggregator
+from pww.central.coordinator import Coordinator, Member
+from pww.metrics import Metrics
+from pww.wire import Invitation, Offer, RoundReport, Seed, Verdict
+
+log = logging.getLogger(__name__)
+
+
+class CentralInbox:
+    """The one object that the server loop over Flower talks to."""
+
+    def __init__(self, coordinator: Coordinator, aggregator: Aggregator, metrics: Metrics) -> None:
+        self._books, self._merger, self._metrics = coordinator, aggregator, metrics
+        self._evaluated: set[int] = set()
+        self._tokens = 0
+
+    def live(self) -> tuple[Member, ...]:
+        """Members that are heard from."""
+        return self._books.live()
+
+    def needs_seed(self) -> bool:
+        """Whether theta(0) is still wanted."""
+        return self._merger.needs_seed
+
+    def invitation(self, replica: str, kind: str) -> tuple[Invitation, Path | None]:
+        """The message for one replica, and the payload beside it."""
+        return self._merger.invitation(replica, kind)
+
+    def accept_seed(self, seed: Seed, payload: Path) -> None:
+        """theta(0); the first one wins."""
+        self._merger.accept_seed(seed, payload)
+        log.info("theta(0) came from %s", seed.replica)
+
+    def accept_offer(self, offer: Offer, payload: Path | None) -> Verdict | None:
+        """A delta; its verdict if there is one already."""
+        verdict = self._merger.accept(offer, payload)
+        told = offer.metrics
+        if told.held_out_loss >= 0 and offer.base_round not in self._evaluated:
+            self._evaluated.add(offer.base_round)
+            self._metrics.row(
+                "eval", step=offer.base_round, round=offer.base_round, tokens=self._tokens,
+                loss=told.held_out_loss, perplexity=math.exp(min(told.held_out_loss, 700.0)),
+                held_out_tokens=told.held_out_tokens,
+            )  # fmt: skip
+        return verdict
+
+    def tick(self) -> None:
+        """Time passes: leases expire, silent members are gone, a due round closes."""
+        self._books.tick()
+        report = self._merger.maybe_close()
+        if report is not None:
+            self._note(report)
+
+    def finished(self) -> bool:
+        """Every block is in, and everybody who took part has been told and has left."""
+        return self._books.exhausted() and not self._books.live()
+
+    def _note(self, report: RoundReport) -> None:
+        self._tokens += report.tokens
+        row = report.model_dump(mode="json")
+        loss, tokens = row.pop("loss"), row.pop("tokens")
+        del row["round"]
+        self._metrics.row(
+            "outer", step=report.round, round=report.round, tokens=self._tokens, loss=loss,
+            merge_tokens=tokens, **row,
+        )  # fmt: skip
+        coverage = self._books.status()["coverage"]
+        log.info(
+            "round %d: merged %s  loss %.4f  agreement %.2f  %d of %d blocks committed",
+            report.round, ", ".join(report.merged), report.loss, report.agreement,
+            coverage["committed"], coverage["blocks"],
+        )  # fmt: skip

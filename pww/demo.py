@@ -1,0 +1,264 @@
+"""`python -m pww.demo sites=2`: a central and its sites on this machine, then an audit of what they did.
+
+    sites=N     replicas a, b, c … that start at once (default 2)
+    kill=1      the last of them is killed (SIGKILL) in the middle of a phase and does not come back
+    late=1      one more joins after the first merges
+    key=value   any override of the configuration, given to the central and to every site
+
+The last line is JSON, counted from what the processes did: the windows that each replica says it drew, by
+delta, joined with the deltas that were merged. Exit code 0 only if every block is in exactly once.
+"""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from pww import log as pww_log
+from pww.clock import SystemClock
+from pww.config import paths
+from pww.config.load import compose
+from pww.errors import ConfigError, PwwError, StateError
+from pww.log import read_json_lines
+
+QUICK = (
+    "diloco.inner_steps=40",
+    "darl.ttl_floor_s=8",
+    "darl.heartbeat_s=1",
+    "darl.detect_s=4",
+    "evaluation.max_windows=32",
+)
+"""Overrides that suit a demonstration: short phases, and a killed site is noticed soon."""
+GIVE_UP_S = 600.0
+"""No demonstration takes longer; a hang ends in an error instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What the command line asked for."""
+
+    sites: int
+    kill: bool
+    late: bool
+    overrides: tuple[str, ...]
+
+
+class Child:
+    """One process of the demonstration, in a group of its own, its output in a file."""
+
+    def __init__(self, name: str, command: list[str], log_path: Path) -> None:
+        self.name, self.log_path = name, log_path
+        with log_path.open("wb") as out:
+            self._process = subprocess.Popen(
+                command, stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
+                start_new_session=True, cwd=paths.PROJECT,
+            )  # fmt: skip
+
+    def code(self) -> int | None:
+        """Exit code, None while it runs."""
+        return self._process.poll()
+
+    def kill(self) -> None:
+        """SIGKILL to the whole group: no handler runs, nothing is said goodbye to."""
+        try:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            return
+        self._process.wait()
+
+    def tail(self) -> str:
+        """The last lines it printed."""
+        lines = self.log_path.read_text(errors="replace").splitlines()[-15:]
+        return "\n".join(f"    {self.name}: {line}" for line in lines)
+
+
+def main(argv: list[str]) -> int:
+    """Runs the demonstration and returns its exit code."""
+    if any(word in ("-h", "--help") for word in argv):
+        print(__doc__)
+        return 0
+    pww_log.setup()
+    try:
+        plan = parse(argv)
+        root = Path(compose(plan.overrides).run.root)
+        return _run(plan, paths.PROJECT / root)
+    except PwwError as fault:
+        print(fault, file=sys.stderr)
+        return fault.exit_code
+
+
+def parse(argv: list[str]) -> Plan:
+    """Splits our three keys from the configuration's.
+
+    Raises:
+        ConfigError: a value of ours is out of range.
+    """
+    ours = {"sites": "2", "kill": "0", "late": "0"}
+    rest = []
+    for word in argv:
+        key, _, value = word.partition("=")
+        if key in ours:
+            ours[key] = value
+        else:
+            rest.append(word)
+    faults = []
+    if not ours["sites"].isdigit() or not 1 <= int(ours["sites"]) <= 8:
+        faults.append(f"sites={ours['sites']}: a whole number from 1 to 8")
+    faults += [f"{k}={ours[k]}: 0 or 1" for k in ("kill", "late") if ours[k] not in ("0", "1")]
+    if not faults and ours["kill"] == "1" and int(ours["sites"]) + int(ours["late"]) < 2:
+        faults.append("kill=1 needs sites=2 or more: somebody must train the killed site's blocks")
+    if faults:
+        raise ConfigError(faults)
+    return Plan(int(ours["sites"]), ours["kill"] == "1", ours["late"] == "1", (*QUICK, *rest))
+
+
+def _run(plan: Plan, root: Path) -> int:
+    name = _free_name(root)
+    port, flower_port = _free_ports(2)
+    common = [*plan.overrides, f"central.port={port}", f"central.aggregator_port={flower_port}"]
+    folder = root / name
+    logs = root / f"{name}-logs"
+    logs.mkdir(parents=True)
+    print(f"demo: central {name} on 127.0.0.1:{port}; what each process says is in {paths.shown(logs)}")
+    started: dict[str, Child] = {}
+
+    def start(who: str) -> None:
+        command = [sys.executable, "-m"]
+        if who == "central":
+            command += ["pww.central", *common, f"run.name={name}"]
+        else:
+            command += [
+                "pww.train", "site=local", f"replica={who}", *common,
+                f"run.name={name}-{who}", f"central.url=http://127.0.0.1:{port}",
+            ]  # fmt: skip
+        started[who] = Child(who, command, logs / f"{who}.log")
+
+    first = [chr(ord("a") + i) for i in range(plan.sites)]
+    victim = first[-1] if plan.kill else ""
+    late = chr(ord("a") + plan.sites) if plan.late else ""
+    killed = False
+    clock, wait = SystemClock(), threading.Event()
+    deadline = clock.monotonic() + GIVE_UP_S
+    try:
+        start("central")
+        for who in first:
+            start(who)
+        while True:
+            codes = {who: child.code() for who, child in started.items()}
+            inside = _inside_a_phase(root / f"{name}-{victim}") if victim and not killed else ""
+            if inside:
+                started[victim].kill()
+                killed = True
+                print(f"demo: killed {victim} in the middle of a phase, after {inside}")
+            if late and late not in started and _merges(folder) >= 2:
+                start(late)
+                print(f"demo: {late} joins after {_merges(folder)} merges")
+            ended = {who: code for who, code in codes.items() if code is not None}
+            failed = [w for w, c in ended.items() if c != 0 and not (w == victim and killed)]
+            if failed:
+                tails = "\n".join(started[w].tail() for w in failed)
+                raise StateError(f"{', '.join(failed)} ended with an error:\n{tails}")
+            if len(ended) == len(started):
+                break
+            if clock.monotonic() > deadline:
+                tails = "\n".join(c.tail() for c in started.values())
+                raise StateError(f"not done after {GIVE_UP_S:.0f} s:\n{tails}")
+            clock.wait(wait, 0.2)
+    finally:
+        for child in started.values():
+            child.kill()
+    if plan.kill and not killed:
+        raise StateError("the run ended before a site could be killed: give it more data")
+    if late and late not in started:
+        raise StateError("the run ended before a site could join late: give it more data")
+    return _judge(folder, [root / f"{name}-{who}" for who in started if who != "central"])
+
+
+def _judge(central: Path, sites: list[Path]) -> int:
+    """Joins what the sites drew with what was merged, and asks the ledger's audit as well."""
+    from pww.central.audit import audit, merged_deltas
+
+    space, merged = merged_deltas(central)
+    drawn: Counter[int] = Counter()
+    for site in sites:
+        for row in read_json_lines(site / "draws.jsonl"):
+            if row["delta"] in merged:
+                windows = row["windows"]
+                assert isinstance(windows, list)
+                drawn.update(int(w) for w in windows)
+    blocks = [space.windows(position) for position in range(space.num_positions)]
+    duplicates = sum(1 for windows in blocks if max(drawn[w] for w in windows) > space.epochs)
+    missing = sum(1 for windows in blocks if min(drawn[w] for w in windows) < space.epochs)
+    held_out = _held_out(sites)
+    books = audit(central)
+    print(
+        json.dumps(
+            {
+                "blocks": len(blocks),
+                "committed": books.exactly_once,
+                "duplicates": duplicates,
+                "missing": missing,
+                "merges": books.merges,
+                "held_out_first": held_out[min(held_out)] if held_out else None,
+                "held_out_last": held_out[max(held_out)] if held_out else None,
+            }
+        )
+    )
+    return 0 if books.ok and not duplicates and not missing and len(blocks) == books.exactly_once else 1
+
+
+def _held_out(sites: list[Path]) -> dict[int, float]:
+    """Held-out loss by round; two sites that evaluated one round evaluated one theta.
+
+    Raises:
+        StateError: they did not: the sites disagree on theta_outer.
+    """
+    by_round: dict[int, tuple[str, float]] = {}
+    for site in sites:
+        for row in read_json_lines(site / "metrics.jsonl"):
+            if row["split"] != "eval":
+                continue
+            number, here = int(str(row["round"])), (str(row["state_hash"]), float(str(row["loss"])))
+            there = by_round.setdefault(number, here)
+            if there[0] != here[0]:
+                raise StateError(f"round {number}: theta {there[0]} at one site, {here[0]} at another")
+    return {number: loss for number, (_, loss) in by_round.items()}
+
+
+def _inside_a_phase(site: Path) -> str:
+    """Where in a phase the site is ("step 10 of 40"), while that is the first half of a later one."""
+    rows = read_json_lines(site / "metrics.jsonl")
+    last = rows[-1] if rows else {"split": ""}
+    if last["split"] != "train" or last["round"] == 0:
+        return ""
+    done, of = int(str(last["phase_step"])), int(str(last["phase_steps"]))
+    return f"step {done} of {of}" if 0 < done <= of // 2 else ""
+
+
+def _merges(central: Path) -> int:
+    return sum(1 for r in read_json_lines(central / "metrics.jsonl") if r["split"] == "outer")
+
+
+def _free_name(root: Path) -> str:
+    number = 1
+    while (root / f"demo-{number}").exists() or (root / f"demo-{number}-logs").exists():
+        number += 1
+    return f"demo-{number}"
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [s.getsockname()[1] for s in sockets]
+    for s in sockets:
+        s.close()
+    return ports
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

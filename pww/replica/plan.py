@@ -1,0 +1,48 @@
+"""What one phase is: how many blocks it leases, which windows those are, and where the LR schedule stands."""
+
+from dataclasses import dataclass
+
+from pww.config.schema import Config
+from pww.lease.policy import blocks_for_phase
+from pww.lease.space import BlockSpace
+from pww.wire import Granted, Lease
+
+
+@dataclass(frozen=True, slots=True)
+class PhasePlan:
+    """H steps of `batch_windows` windows each, leased as whole blocks."""
+
+    space: BlockSpace
+    inner_steps: int
+    batch_windows: int
+
+    @classmethod
+    def of(cls, config: Config, space: BlockSpace) -> "PhasePlan":
+        """The plan that `config` asks for."""
+        return cls(space, config.diloco.inner_steps, config.optim.batch_windows)
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks that one phase leases."""
+        return blocks_for_phase(
+            self.space, inner_steps=self.inner_steps, batch_windows=self.batch_windows
+        )
+
+    def windows(self, lease: Lease) -> list[int]:
+        """Window ids of the whole lease, in the order in which they are trained on."""
+        span = lease.span
+        return [w for p in range(span.start, span.stop) for w in self.space.windows(p)]
+
+    def num_steps(self, lease: Lease) -> int:
+        """Steps that the lease takes; fewer than H for the last span of a corpus."""
+        return -(-self.space.num_span_windows(lease.span) // self.batch_windows)
+
+    def is_partial(self, lease: Lease) -> bool:
+        """Whether the outer step must not put this phase into its momentum."""
+        return self.num_steps(lease) < self.inner_steps
+
+    def progress(self, granted: Granted) -> tuple[float, float]:
+        """Committed share of all windows when the phase starts, and with this lease added."""
+        total = self.space.num_windows * self.space.epochs
+        own = self.space.num_span_windows(granted.lease.span)
+        return granted.committed_windows / total, (granted.committed_windows + own) / total

@@ -1,0 +1,228 @@
+"""What people and files learn from a replica: progress, `metrics.jsonl`, held-out loss, the closing summary."""
+
+import logging
+import math
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.progress import (
+    BarColumn,
+    Progress,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from pww.clock import Clock
+from pww.log import console
+from pww.metrics import Metrics
+from pww.replica.outbox import Entry, Outbox
+from pww.replica.plan import PhasePlan
+from pww.trainer.api import EvalResult, StepHook, Trainer
+from pww.transport.exchange import Theta
+from pww.wire import Granted, Verdict
+
+log = logging.getLogger(__name__)
+PLAIN_LINE_S = 5.0
+
+
+@dataclass(slots=True)
+class Totals:
+    """What the summary is made of."""
+
+    phases: int = 0
+    merged: int = 0
+    rejected: int = 0
+    tokens: int = 0
+    first_round: int = -1
+    first_held_out: float = math.nan
+    last_round: int = -1
+    last_held_out: float = math.nan
+
+
+class Report:
+    """Rank 0 speaks and writes; on other ranks every method only takes part in what is collective."""
+
+    def __init__(
+        self,
+        run: Path,
+        *,
+        metrics: Metrics | None,
+        outbox: Outbox,
+        plan: PhasePlan,
+        every_rounds: int,
+        clock: Clock,
+    ) -> None:
+        self._run, self._metrics, self._outbox, self._plan = run, metrics, outbox, plan
+        self._every, self._clock = every_rounds, clock
+        self._tokens_total = 0 if outbox.last is None else outbox.last.tokens_total
+        self._exchange_s = 0.0
+        self._evaluated = -1
+        self._row: dict[str, Any] | None = None
+        self.totals = Totals()
+        self._bar = _Bar(clock, plan.space.num_windows * plan.space.epochs, speaks=metrics is not None)
+
+    def evaluate(self, theta: Theta, trainer: Trainer) -> EvalResult | None:
+        """Held-out loss at `theta`, which the trainer holds, when this round is due. Collective."""
+        self._flush(theta)
+        if theta.round % self._every and self._evaluated >= 0:
+            return None
+        return self._evaluate(theta, trainer)
+
+    def _evaluate(self, theta: Theta, trainer: Trainer) -> EvalResult:
+        result = trainer.evaluate()
+        self._evaluated = theta.round
+        if self.totals.first_round < 0:
+            self.totals.first_round, self.totals.first_held_out = theta.round, result.loss
+        self.totals.last_round, self.totals.last_held_out = theta.round, result.loss
+        if self._metrics is not None:
+            self._metrics.row(
+                "eval", step=trainer.step, round=theta.round, tokens=self._tokens_total,
+                loss=result.loss, perplexity=math.exp(min(result.loss, 700.0)),
+                held_out_tokens=result.tokens, state_hash=theta.state_hash,
+            )  # fmt: skip
+            log.info("round %d: held-out loss %.4f", theta.round, result.loss)
+        return result
+
+    def steps(self, granted: Granted, theta: Theta) -> StepHook:
+        """The hook of one phase: train rows and the progress line."""
+        before = self._tokens_total
+        own = self._plan.space.num_span_windows(granted.lease.span)
+
+        def on_step(*, step: int, done: int, of: int, loss: float, tokens: int, lr: float) -> None:
+            if self._metrics is None:
+                return
+            self._metrics.row(
+                "train", step=step, round=theta.round, tokens=before + tokens, loss=loss, lr=lr,
+                phase_step=done, phase_steps=of,
+            )  # fmt: skip
+            reached = granted.committed_windows + own * done // of
+            self._bar.at(reached, f"round {theta.round} step {done}/{of} loss {loss:.3f}")
+
+        return on_step
+
+    @contextmanager
+    def exchanging(self, entry: Entry) -> Iterator[None]:
+        """Times the exchange of one delta."""
+        start = self._clock.monotonic()
+        yield
+        self._exchange_s = self._clock.monotonic() - start
+
+    def verdict(self, entry: Entry, verdict: Verdict) -> None:
+        """Counts and writes down what became of a delta."""
+        self.totals.phases += 1
+        self._tokens_total = self.totals.tokens = entry.tokens_total
+        merged = verdict.outcome == "merged"
+        if merged:
+            self.totals.merged += 1
+        else:
+            self.totals.rejected += 1
+        if self._metrics is None:
+            return
+        if not merged:
+            log.warning("delta of round %d was rejected: %s", entry.offer.base_round, verdict.reason)
+        self._flush(None)
+        told = _measured(entry)
+        self._row = {
+            "step": entry.step, "round": verdict.round, "tokens": entry.tokens_total,
+            "loss": told.pop("loss"), "base_round": entry.offer.base_round,
+            "outcome": verdict.outcome, "reason": verdict.reason, "delta": entry.offer.delta,
+            "bytes_sent": entry.offer.payload.size_bytes, "exchange_seconds": self._exchange_s,
+            "phase_tokens": told.pop("tokens"), **told,
+        }  # fmt: skip
+        if not merged:
+            self._flush(None)
+
+    def _flush(self, theta: Theta | None) -> None:
+        """Writes the outer row of the last delta, with the merge that took it once that is known."""
+        if self._metrics is None or self._row is None:
+            return
+        row, self._row = self._row, None
+        if theta is not None and theta.report is not None:
+            merge = theta.report
+            row |= {
+                "agreement": merge.agreement, "merged_delta_norm": merge.delta_norm,
+                "avg_delta_norm": merge.avg_delta_norm, "drift_mean": merge.drift_mean,
+                "drift_max": merge.drift_max, "merge_seconds": merge.merge_seconds,
+                "contributors": len(merge.merged), "pooled_loss": merge.loss,
+            }  # fmt: skip
+        self._metrics.row("outer", **row)
+
+    def finish(self, theta: Theta, trainer: Trainer) -> None:
+        """The corpus is exhausted: the last held-out loss, at the final theta. Collective."""
+        self._flush(theta)
+        trainer.load(theta.path)
+        if self._evaluated != theta.round:
+            self._evaluate(theta, trainer)
+        self._bar.close()
+
+    def close(self) -> None:
+        """Writes what is still to be written and takes the bar off; safe to call twice."""
+        self._flush(None)
+        self._bar.close()
+
+    def summary(self, *, ended: str) -> str:
+        """A few lines: what happened and where it is."""
+        t = self.totals
+        lines = [
+            f"{ended}: {t.merged} phases merged, {t.rejected} rejected, {t.tokens:,} tokens",
+            f"  held-out loss {t.first_held_out:.4f} (round {t.first_round}) -> "
+            f"{t.last_held_out:.4f} (round {t.last_round})",
+            f"  metrics      {self._run / 'metrics.jsonl'}",
+            f"  checkpoints  {self._run / 'checkpoints'}",
+        ]
+        return "\n".join(lines)
+
+
+def _measured(entry: Entry) -> dict[str, int | float]:
+    """The phase's own measurements as a flat row."""
+    row = entry.offer.metrics.model_dump()
+    return {key: value for key, value in row.items() if key not in ("held_out_loss", "held_out_tokens")}
+
+
+class _Bar:
+    """Progress over the corpus: a bar on a terminal, a plain line every few seconds elsewhere."""
+
+    def __init__(self, clock: Clock, total: int, *, speaks: bool) -> None:
+        self._clock, self._total, self._speaks = clock, total, speaks
+        self._start_s = self._said_s = clock.monotonic()
+        self._first: int | None = None
+        self._rich: Progress | None = None
+        if speaks and sys.stderr.isatty():
+            self._rich = Progress(
+                TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(),
+                TextColumn("{task.fields[rate]}"), TimeElapsedColumn(), TimeRemainingColumn(),
+                console=console(),
+            )  # fmt: skip
+            self._task = self._rich.add_task("starting", total=total, rate="")
+            self._rich.start()
+
+    def at(self, windows: int, text: str) -> None:
+        """`windows` of the corpus are behind us, counting every site."""
+        if not self._speaks:
+            return
+        now = self._clock.monotonic()
+        if self._first is None:
+            self._first, self._start_s = windows, now
+        rate = (windows - self._first) / max(now - self._start_s, 1e-9)
+        if self._rich is not None:
+            self._rich.update(
+                self._task, completed=windows, description=text, rate=f"{rate:.0f} windows/s"
+            )
+        elif now - self._said_s >= PLAIN_LINE_S:
+            self._said_s = now
+            left = (self._total - windows) / rate if rate > 0 else math.inf
+            eta = f"{left:.0f} s left" if math.isfinite(left) else "time left unknown"
+            log.info(
+                "%s  %d/%d windows  %.0f windows/s  %s", text, windows, self._total, rate, eta
+            )
+
+    def close(self) -> None:
+        if self._rich is not None:
+            self._rich.stop()
+            self._rich = None

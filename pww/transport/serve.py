@@ -1,0 +1,64 @@
+"""Serves one ASGI app from a thread of this process; the port is taken before anything else happens."""
+
+import logging
+import socket
+import threading
+from typing import Any
+
+import uvicorn
+
+from pww.errors import StateError
+
+log = logging.getLogger(__name__)
+STARTUP_S = 20.0
+
+
+class AsgiServer:
+    """A listening port, then an app on it. `key` is the config key that a taken port is blamed on."""
+
+    def __init__(self, *, host: str, port: int, key: str) -> None:
+        """Binds at once, so that a taken port ends the program before it has done anything.
+
+        Raises:
+            StateError: the port is in use or the host is not one of this machine's.
+        """
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._socket = socket.socket(family, socket.SOCK_STREAM)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            self._socket.bind((host, port))
+            self._socket.listen(128)
+        except OSError as why:
+            self._socket.close()
+            raise StateError(
+                f"cannot listen on {host}:{port}: {why.strerror}. Set {key} to a free port, or stop "
+                "what uses it"
+            ) from None
+        self.port: int = self._socket.getsockname()[1]
+        self._server: uvicorn.Server | None = None
+        self._thread: threading.Thread | None = None
+
+    def start(self, app: Any, *, name: str) -> None:
+        """Serves `app` until `stop`; returns when it answers."""
+        config = uvicorn.Config(
+            app, lifespan="off", access_log=False, log_level="warning", timeout_keep_alive=75,
+            timeout_graceful_shutdown=3,
+        )  # fmt: skip
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(
+            target=self._server.run, args=([self._socket],), daemon=True, name=name
+        )
+        self._thread.start()
+        started = threading.Event()
+        for _ in range(int(STARTUP_S / 0.02)):
+            if self._server.started:
+                return
+            started.wait(0.02)
+        raise StateError(f"{name} did not start within {STARTUP_S:.0f} s")
+
+    def stop(self) -> None:
+        """Stops serving and frees the port; waits a few seconds for open requests."""
+        if self._server is not None and self._thread is not None:
+            self._server.should_exit = True
+            self._thread.join(5.0)
+        self._socket.close()
