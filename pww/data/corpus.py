@@ -1,0 +1,202 @@
+"""The corpus: tokenised once, cached, then windows by id. The entrance to this package.
+
+`prepare` is safe to call from any number of processes at once; they all get the same corpus.
+"""
+
+import hashlib
+import logging
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+
+from pww.clock import Clock, SystemClock
+from pww.config.schema import BpeTokenizer, Data, FileTokenizer
+from pww.data.build import TOKENIZER_FILE, build, padded
+from pww.data.cache import published
+from pww.data.manifest import FILE, TOOL, Manifest, canonical_json, read_manifest
+from pww.data.shards import Ids, Shards, Windows
+from pww.data.sources import open_source
+from pww.data.tokenizer import TextTokenizer
+from pww.errors import DataError
+
+_log = logging.getLogger(__name__)
+
+
+class Corpus:
+    """A tokenised corpus on disk. Training and held-out windows have their own ids, each from 0."""
+
+    def __init__(self, folder: Path) -> None:
+        """Opens a published corpus; nothing is read but the manifest and the shards' headers.
+
+        Raises:
+            DataError: manifest and shards do not fit each other.
+        """
+        self.folder = folder
+        self.manifest: Manifest = read_manifest(folder / FILE)
+        self._training = self._open("training")
+        self._held_out = self._open("held-out")
+
+    @property
+    def tokenizer_file(self) -> Path:
+        """The canonical `tokenizer.json`."""
+        return self.folder / TOKENIZER_FILE
+
+    def windows(self, ids: Ids) -> Windows:
+        """Training windows, int64 `[num_ids, window_tokens]`: inputs `[:, :-1]`, targets `[:, 1:]`.
+
+        Raises:
+            DataError: an id is not in `[0, manifest.num_windows)`.
+        """
+        return self._training.read(ids)
+
+    def held_out(self, ids: Ids) -> Windows:
+        """Held-out windows, like `windows`.
+
+        Raises:
+            DataError: an id is not in `[0, manifest.num_held_out)`.
+        """
+        return self._held_out.read(ids)
+
+    def decode(self, window: Sequence[int]) -> str:
+        """The text of one window; a character that its edge cuts shows as U+FFFD.
+
+        Raises:
+            DataError: the tokenizer beside the shards is not the manifest's.
+        """
+        return self._tokenizer.decode([int(token) for token in window])
+
+    def check(self, *, seq_len: int, vocab_multiple: int) -> None:
+        """Passes if this corpus was made for these settings.
+
+        Raises:
+            DataError: it was not; the message has both values.
+        """
+        made = self.manifest
+        rows = padded(made.vocab_size, vocab_multiple)
+        for what, found, wanted in (
+            ("tool", made.tool, TOOL),
+            ("seq_len", made.seq_len, seq_len),
+            ("padded vocabulary", made.padded_vocab, rows),
+        ):
+            if found != wanted:
+                raise DataError(
+                    f"{self.folder / FILE} has {what} {found}, this run needs {wanted};"
+                    f" delete {self.folder} and start again"
+                )
+
+    def _open(self, what: str) -> Shards:
+        made = self.manifest
+        shards, num = (
+            (made.shards, made.num_windows)
+            if what == "training"
+            else (made.held_out, made.num_held_out)
+        )
+        opened = Shards(
+            self.folder, shards, window_tokens=made.window_tokens, dtype=made.dtype, what=what
+        )
+        if len(opened) != num:
+            raise DataError(
+                f"{self.folder / FILE} counts {num:,} {what} windows, its shards hold"
+                f" {len(opened):,}; delete {self.folder} and start again"
+            )
+        return opened
+
+    @cached_property
+    def _tokenizer(self) -> TextTokenizer:
+        path = self.tokenizer_file
+        remedy = f"delete {self.folder} and start again"
+        try:
+            data = path.read_bytes()
+        except OSError as fault:
+            raise DataError(f"cannot read {path}: {fault.strerror}; {remedy}") from None
+        digest = hashlib.sha256(data).hexdigest()
+        if digest != self.manifest.tokenizer:
+            raise DataError(
+                f"{path} has digest {digest}, its manifest says {self.manifest.tokenizer}; {remedy}"
+            )
+        return TextTokenizer(data, origin=str(path))
+
+
+def prepare(
+    data: Data,
+    *,
+    seq_len: int,
+    vocab_multiple: int,
+    project: Path,
+    clock: Clock = SystemClock(),
+) -> Corpus:
+    """The tokenised corpus that `data` names: from the cache if it is there, else built now.
+
+    Its folder is `<project>/<data.cache>/<data.name>-<key>`; the key is a digest of all that
+    decides the result. A build that is cut off leaves nothing that a later call takes for a corpus.
+
+    Raises:
+        DataError: text, tokenizer or cache cannot be used, or there is too little text.
+    """
+    source = open_source(data, project=project)
+    tokenizer_path = _tokenizer_path(data, project)
+    settings = {
+        "tool": TOOL,
+        "source": source.fingerprint(),
+        "tokenizer": _tokenizer_key(data, tokenizer_path),
+        "seq_len": seq_len,
+        "vocab_multiple": vocab_multiple,
+        "held_out": data.held_out,
+        "max_windows": data.max_windows,
+    }
+    key = hashlib.sha256(canonical_json(settings)).hexdigest()[:16]
+    entry = project / Path(data.cache).expanduser() / f"{data.name}-{key}"
+
+    def make(folder: Path) -> None:
+        started = clock.monotonic()
+        made = build(
+            folder,
+            source,
+            data,
+            tokenizer_path=tokenizer_path,
+            seq_len=seq_len,
+            vocab_multiple=vocab_multiple,
+            clock=clock,
+        )
+        _log.info(
+            "tokenised %s in %.1f s: %s tokens, %s training and %s held-out windows, vocabulary %s",
+            data.name,
+            clock.monotonic() - started,
+            f"{made.num_tokens:,}",
+            f"{made.num_windows:,}",
+            f"{made.num_held_out:,}",
+            f"{made.vocab_size:,}",
+        )
+
+    published(entry, build=make, clock=clock)
+    corpus = Corpus(entry)
+    corpus.check(seq_len=seq_len, vocab_multiple=vocab_multiple)
+    return corpus
+
+
+def _tokenizer_path(data: Data, project: Path) -> Path | None:
+    """Where a given tokenizer is, below `project` or one of `data.roots`; None: to be trained."""
+    match data.tokenizer:
+        case BpeTokenizer():
+            return None
+        case FileTokenizer(path=name):
+            folders = [project, *(project / Path(root).expanduser() for root in data.roots if root)]
+            candidates = [folder / Path(name).expanduser() for folder in folders]
+            for path in candidates:
+                if path.is_file():
+                    return path
+            looked = ", ".join(dict.fromkeys(str(path) for path in candidates))
+            raise DataError(
+                f"no tokenizer {name!r} (data.tokenizer.path); looked for {looked};"
+                " set data.tokenizer.path to a tokenizer.json, or data.tokenizer.kind=bpe"
+            )
+
+
+def _tokenizer_key(data: Data, path: Path | None) -> dict[str, object]:
+    """What decides the tokenizer: its settings, or its file's digest."""
+    if path is None:
+        return data.tokenizer.model_dump()
+    try:
+        return {"kind": "file", "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+    except OSError as fault:
+        raise DataError(f"cannot read tokenizer {path}: {fault.strerror}") from None
