@@ -1,0 +1,36 @@
+"""Whether every value of a tensor is finite, in bounded memory.
+
+The check runs before a cast (a site) and after decoding (the central), so a nan or inf neither
+leaves a site silently nor enters a merge.
+"""
+
+import torch
+
+from pww.errors import PayloadError
+
+CHUNK = 1 << 20
+"""Elements looked at together: `isfinite` needs scratch of the size of its input."""
+
+
+def is_finite(tensor: torch.Tensor) -> bool:
+    """True if no value is nan or inf; integers always are finite."""
+    if not tensor.is_floating_point():
+        return True
+    return all(bool(torch.isfinite(part).all()) for part in torch.split(tensor.reshape(-1), CHUNK))
+
+
+def require_finite(tensor: torch.Tensor) -> None:
+    """Lets finite values pass.
+
+    Raises:
+        PayloadError: with the number of bad values; the caller adds the tensor's name.
+    """
+    if is_finite(tensor):
+        return
+    bad = sum(
+        int((~torch.isfinite(part)).sum().item()) for part in torch.split(tensor.reshape(-1), CHUNK)
+    )
+    raise PayloadError(
+        f"{bad} of {tensor.numel()} values are nan or inf; such a delta is never merged: lower the "
+        "learning rate, or look for a broken device"
+    )

@@ -1,0 +1,161 @@
+"""Payloads: encoded tensors in one file beside a message; by size and SHA-256 no bit flip passes.
+
+A tensor `w` becomes the file's tensors `w/<part>`, as its codec lays them out; the header names the
+codec and every tensor's own shape. The digest is checked before anything is decoded.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pww.codec import Codec, Layout, codec_named
+from pww.errors import PayloadError
+from pww.transport.tensorfile import TensorReader, TensorWriter
+from pww.wire import PayloadInfo
+
+EXACT = "fp32"
+"""The codec name of a plain file of fp32 tensors: theta, as it is seeded and published."""
+
+
+def write_payload(
+    path: Path,
+    tensors: Iterable[tuple[str, torch.Tensor]],
+    shapes: Mapping[str, Sequence[int]],
+    codec: Codec,
+) -> PayloadInfo:
+    """Encodes `tensors` (in the order of `shapes`) into `path`, durably, or leaves nothing.
+
+    Raises:
+        PayloadError: a value is not finite, or a tensor is not the announced one; both named.
+        OSError: it could not be written (disk full).
+    """
+    own = {name: tuple(int(n) for n in shape) for name, shape in shapes.items()}
+    metadata = {"codec": codec.name, "shapes": json.dumps(own, separators=(",", ":"))}
+    with TensorWriter(path, _layout(own, codec), metadata) as writer:
+        for name, tensor in tensors:
+            if tuple(tensor.shape) != own.get(name):
+                raise PayloadError(
+                    f"tensor {name} has shape {tuple(tensor.shape)}, announced was {own.get(name)}"
+                )
+            try:
+                parts = codec.encode(tensor)
+            except PayloadError as fault:
+                raise PayloadError(f"tensor {name}: {fault}") from fault
+            for part, values in parts.items():
+                writer.add(f"{name}/{part}", values)
+        written = writer.close()
+    return PayloadInfo(codec=codec.name, size_bytes=written.size_bytes, sha256=written.sha256)
+
+
+def payload_bytes(shapes: Mapping[str, Sequence[int]], codec: Codec) -> int:
+    """Bytes of the encoded tensors alone, without the header: what a codec's formula says."""
+    return sum(codec.size_bytes(tuple(shape)) for shape in shapes.values())
+
+
+def write_theta(path: Path, tensors: Iterable[tuple[str, torch.Tensor]],
+                shapes: Mapping[str, Sequence[int]]) -> PayloadInfo:  # fmt: skip
+    """Writes a plain fp32 tensor file, as theta is seeded and published.
+
+    Raises:
+        PayloadError: a tensor is not the announced one.
+        OSError: it could not be written (disk full).
+    """
+    layout = {name: (torch.float32, tuple(int(n) for n in shape)) for name, shape in shapes.items()}
+    with TensorWriter(path, layout, {}) as writer:
+        for name, tensor in tensors:
+            writer.add(name, tensor)
+        written = writer.close()
+    return PayloadInfo(codec=EXACT, size_bytes=written.size_bytes, sha256=written.sha256)
+
+
+def verify(reader: TensorReader, info: PayloadInfo, *, what: str) -> None:
+    """Lets a file pass that is, byte for byte, the one that `info` describes.
+
+    Raises:
+        PayloadError: it is another, shorter, longer or damaged one; `what` is said to be so.
+    """
+    if reader.size_bytes != info.size_bytes:
+        raise PayloadError(
+            f"{what} has {reader.size_bytes} bytes, announced were {info.size_bytes}: send it again"
+        )
+    digest = reader.sha256()
+    if digest != info.sha256:
+        raise PayloadError(
+            f"{what} has SHA-256 {digest}, announced was {info.sha256}: damaged; send it again"
+        )
+
+
+class PayloadReader:
+    """Decodes a payload tensor by tensor, after its size and digest were found right.
+
+    Raises:
+        PayloadError: on opening, if the file is not what `info` says, or not a payload.
+    """
+
+    def __init__(self, path: Path, info: PayloadInfo) -> None:
+        self._codec = codec_named(info.codec)
+        self._reader = TensorReader(path)
+        try:
+            verify(self._reader, info, what=path.name)
+            self.shapes = self._read_shapes()
+        except BaseException:
+            self._reader.close()
+            raise
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """The decoded fp32 tensor, in memory of its own.
+
+        Raises:
+            PayloadError: there is none of that name.
+        """
+        if name not in self.shapes:
+            raise PayloadError(f"no tensor {name} in the payload")
+        shape = self.shapes[name]
+        parts = {part: self._reader.get(f"{name}/{part}") for part in self._codec.layout(shape)}
+        return self._codec.decode(parts, shape)
+
+    def close(self) -> None:
+        """Lets go of the file."""
+        self._reader.close()
+
+    def __enter__(self) -> "PayloadReader":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _read_shapes(self) -> dict[str, tuple[int, ...]]:
+        if self._reader.metadata.get("codec") != self._codec.name:
+            raise PayloadError(
+                f"payload was written by codec {self._reader.metadata.get('codec')!r:.40}, "
+                f"announced was {self._codec.name}"
+            )
+        try:
+            rows: Any = json.loads(self._reader.metadata.get("shapes", ""))
+            shapes = {str(name): _shape(row) for name, row in rows.items()}
+        except (ValueError, TypeError, AttributeError, RecursionError) as why:
+            raise PayloadError(f"payload: its table of shapes cannot be read ({why})") from why
+        expected = _layout(shapes, self._codec)
+        here = {n: (self._reader.dtype(n), self._reader.shape(n)) for n in self._reader.names}
+        if expected != here:
+            odd = sorted(name for name in expected.keys() | here.keys()
+                         if expected.get(name) != here.get(name))  # fmt: skip
+            raise PayloadError(f"payload: tensor {odd[0]} is not what its table of shapes says")
+        return shapes
+
+
+def _layout(shapes: Mapping[str, tuple[int, ...]], codec: Codec) -> Layout:
+    return {
+        f"{name}/{part}": row
+        for name, shape in shapes.items()
+        for part, row in codec.layout(shape).items()
+    }
+
+
+def _shape(row: Any) -> tuple[int, ...]:
+    if not isinstance(row, list) or not all(type(n) is int and n >= 0 for n in row):
+        raise ValueError("a shape is a list of counts")
+    return tuple(row)

@@ -1,0 +1,276 @@
+"""Tensor files: safetensors one tensor at a time, whole or absent, checked or refused.
+
+Ours and not the library's writer, which wants every tensor in memory at once; any safetensors
+reader can read the result. Reading goes by `pread` into fresh memory and not by mmap: the memory of
+a merge is what it holds and not all it ever touched, and a file that shrinks under a reader is an
+error instead of a SIGBUS.
+"""
+
+import hashlib
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+import torch
+
+from pww.errors import PayloadError
+from pww.folder import sync_folder
+from pww.transport.header import MAX_HEADER, build, parse
+
+CHUNK = 4 << 20
+"""Bytes written, read or hashed together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A complete file on disk."""
+
+    size_bytes: int
+    sha256: str
+
+
+class TensorWriter:
+    """Writes `path` tensor by tensor in the order of `layout`; `close` makes it appear, durable.
+
+    As a context manager it closes after a block that succeeded and leaves nothing behind otherwise.
+    A full disk is the caller's to explain: its `OSError` comes through once the part is removed.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        layout: Mapping[str, tuple[torch.dtype, tuple[int, ...]]],
+        metadata: Mapping[str, str],
+    ) -> None:
+        start, header = build(layout, metadata)
+        self._path, self._part = path, path.with_name(path.name + ".part")
+        self._entries = header.entries
+        self._left = iter(header.entries)
+        self._hash, self._size = hashlib.sha256(), 0
+        self._file = os.open(
+            self._part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644
+        )
+        self._open = True
+        self._write(memoryview(start))
+
+    def add(self, name: str, tensor: torch.Tensor) -> None:
+        """Appends the next tensor.
+
+        Raises:
+            PayloadError: it is not the next one, or its dtype or shape is not the announced one.
+        """
+        expected = next(self._left, None)
+        if name != expected:
+            self.abort()
+            raise PayloadError(f"tensor {name} comes where {expected or 'the end'} was announced")
+        entry = self._entries[name]
+        if (tensor.dtype, tuple(tensor.shape)) != (entry.dtype, entry.shape):
+            self.abort()
+            raise PayloadError(
+                f"tensor {name} is {tensor.dtype} {tuple(tensor.shape)}, announced were "
+                f"{entry.dtype} {entry.shape}"
+            )
+        self._write(byte_view(tensor))
+
+    def close(self) -> Written:
+        """Makes the file durable under its name.
+
+        Raises:
+            PayloadError: a tensor that was announced is missing.
+        """
+        missing = next(self._left, None)
+        if missing is not None:
+            self.abort()
+            raise PayloadError(f"tensor {missing} was announced and never came")
+        try:
+            os.fsync(self._file)
+            self._part.replace(self._path)
+            sync_folder(self._path.parent)
+        except OSError:
+            self.abort()
+            raise
+        os.close(self._file)
+        self._open = False
+        return Written(self._size, self._hash.hexdigest())
+
+    def abort(self) -> None:
+        """Removes what was written; safe to call twice, and after `close` it does nothing."""
+        if self._open:
+            self._open = False
+            os.close(self._file)
+            self._part.unlink(missing_ok=True)
+
+    def __enter__(self) -> "TensorWriter":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        fault: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is not None:
+            self.abort()
+        elif self._open:
+            self.close()
+
+    def _write(self, data: memoryview) -> None:
+        try:
+            for start in range(0, len(data), CHUNK):
+                rest = data[start : start + CHUNK]
+                self._hash.update(rest)
+                self._size += len(rest)
+                while rest:
+                    rest = rest[os.write(self._file, rest) :]
+        except OSError:
+            self.abort()
+            raise
+
+
+class TensorReader:
+    """Reads one tensor at a time from a file whose structure was checked whole on opening.
+
+    Raises:
+        PayloadError: on opening, if anything about the structure is off; the text names the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise PayloadError(f"{path} is not there") from None
+        try:
+            size = os.fstat(self._file).st_size
+            length = int.from_bytes(self._read(0, min(size, 8)), "little")
+            if size < 8 or length > min(MAX_HEADER, size - 8):
+                raise PayloadError(
+                    f"{path}: {size} bytes cannot hold a header of {length} (limit {MAX_HEADER}): "
+                    "not a tensor file, or cut off"
+                )
+            self._data = 8 + length
+            try:
+                header = parse(self._read(8, length), data_bytes=size - self._data)
+            except PayloadError as fault:
+                raise PayloadError(f"{path}: {fault}") from fault
+        except BaseException:
+            os.close(self._file)
+            raise
+        self.size_bytes = size
+        self.metadata = header.metadata
+        self._entries = header.entries
+        self._open = True
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every tensor, in file order."""
+        return tuple(self._entries)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """A tensor's shape."""
+        return self._entries[name].shape
+
+    def dtype(self, name: str) -> torch.dtype:
+        """A tensor's dtype."""
+        return self._entries[name].dtype
+
+    def get(self, name: str) -> torch.Tensor:
+        """A tensor in memory of its own.
+
+        Raises:
+            PayloadError: there is none of that name, or the file shrank since it was opened.
+        """
+        entry = self._entries.get(name)
+        if entry is None:
+            raise PayloadError(f"{self._path}: no tensor {name}")
+        tensor = torch.empty(entry.shape, dtype=entry.dtype)
+        self._fill(byte_view(tensor), self._data + entry.start)
+        return tensor
+
+    def sha256(self) -> str:
+        """SHA-256 of the whole file, read again."""
+        digest = hashlib.sha256()
+        for start in range(0, self.size_bytes, CHUNK):
+            digest.update(self._read(start, min(CHUNK, self.size_bytes - start)))
+        return digest.hexdigest()
+
+    def close(self) -> None:
+        """Lets go of the file; safe to call twice."""
+        if self._open:
+            self._open = False
+            os.close(self._file)
+
+    def __enter__(self) -> "TensorReader":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_open", False):
+            self.close()
+
+    def _read(self, start: int, size: int) -> bytes:
+        data = bytearray(size)
+        self._fill(memoryview(data), start)
+        return bytes(data)
+
+    def _fill(self, view: memoryview, start: int) -> None:
+        while view:
+            got = os.preadv(self._file, [view[:CHUNK]], start)
+            if got == 0:
+                raise PayloadError(
+                    f"{self._path} ended at byte {start}: it shrank while being read"
+                )
+            view, start = view[got:], start + got
+
+
+class StateHash:
+    """SHA-256 over names, shapes and fp32 bytes in file order: equal states have equal hashes."""
+
+    def __init__(self) -> None:
+        self._hash = hashlib.sha256()
+
+    def add(self, name: str, tensor: torch.Tensor) -> None:
+        """Takes in the next tensor.
+
+        Raises:
+            PayloadError: it is not fp32.
+        """
+        if tensor.dtype != torch.float32:
+            raise PayloadError(f"tensor {name} is {tensor.dtype}; a state is fp32 throughout")
+        self._hash.update(f"{name} {tuple(tensor.shape)}\n".encode())
+        self._hash.update(byte_view(tensor))
+
+    def hexdigest(self) -> str:
+        """The hash so far."""
+        return self._hash.hexdigest()
+
+
+def state_hash(path: Path) -> str:
+    """The `StateHash` of a file.
+
+    Raises:
+        PayloadError: the file is damaged or not fp32.
+    """
+    state = StateHash()
+    with TensorReader(path) as reader:
+        for name, tensor in tensors(reader):
+            state.add(name, tensor)
+    return state.hexdigest()
+
+
+def tensors(reader: TensorReader) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every tensor of `reader`, one at a time, in file order."""
+    for name in reader.names:
+        yield name, reader.get(name)
+
+
+def byte_view(tensor: torch.Tensor) -> memoryview:
+    """The bytes of a tensor; shares memory where it is contiguous and on the CPU."""
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    if flat.numel() == 0:
+        return memoryview(b"")
+    return flat.view(torch.uint8).numpy().data

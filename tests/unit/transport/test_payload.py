@@ -1,0 +1,120 @@
+"""Payloads: encoded, announced, verified, decoded; everything that differs is refused by name."""
+
+import hashlib
+import json
+import os
+
+import pytest
+import torch
+
+from pww.codec import KINDS, get_codec
+from pww.errors import PayloadError
+from pww.transport.payload import (
+    PayloadReader,
+    payload_bytes,
+    verify,
+    write_payload,
+    write_theta,
+)
+from pww.transport.tensorfile import TensorReader, TensorWriter, state_hash
+from pww.wire import PayloadInfo
+
+TENSORS = {"w": torch.randn(5, 3), "b": torch.tensor(0.5), "none": torch.empty(0)}
+SHAPES = {name: tuple(t.shape) for name, t in TENSORS.items()}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_payload_comes_back_as_its_codec_says(tmp_path, kind):
+    codec = get_codec(kind)
+    info = write_payload(tmp_path / "p", TENSORS.items(), SHAPES, codec)
+    data = (tmp_path / "p").read_bytes()
+    assert info == PayloadInfo(
+        codec=kind, size_bytes=len(data), sha256=hashlib.sha256(data).hexdigest()
+    )
+    header = 8 + int.from_bytes(data[:8], "little")
+    assert len(data) == header + payload_bytes(SHAPES, codec)
+    with PayloadReader(tmp_path / "p", info) as reader:
+        assert reader.shapes == SHAPES
+        for name, tensor in TENSORS.items():
+            expected = codec.decode(codec.encode(tensor), SHAPES[name])
+            assert torch.equal(reader.tensor(name), expected)
+        with pytest.raises(PayloadError, match="no tensor x in the payload"):
+            reader.tensor("x")
+
+
+def test_nan_names_the_tensor_and_leaves_no_file(tmp_path):
+    bad = TENSORS | {"none": torch.tensor([float("nan")])}
+    shapes = SHAPES | {"none": (1,)}
+    with pytest.raises(PayloadError, match="tensor none: 1 of 1 values are nan or inf"):
+        write_payload(tmp_path / "p", bad.items(), shapes, get_codec("bf16"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_wrong_shape_names_the_tensor_and_leaves_no_file(tmp_path):
+    with pytest.raises(PayloadError, match=r"tensor b has shape \(1,\), announced was \(\)"):
+        write_payload(
+            tmp_path / "p", [("w", TENSORS["w"]), ("b", torch.zeros(1))], SHAPES, get_codec("fp32")
+        )
+    assert list(tmp_path.iterdir()) == []
+
+
+def written(path, metadata, tensors):
+    layout = {name: (t.dtype, tuple(t.shape)) for name, t in tensors.items()}
+    with TensorWriter(path, layout, metadata) as writer:
+        for name, tensor in tensors.items():
+            writer.add(name, tensor)
+        done = writer.close()
+    return PayloadInfo(codec="fp32", size_bytes=done.size_bytes, sha256=done.sha256)
+
+
+ONE = {"w/values": torch.zeros(2)}
+
+
+@pytest.mark.parametrize(
+    ("metadata", "tensors", "text"),
+    [
+        ({}, ONE, "written by codec None, announced was fp32"),
+        ({"codec": "bf16"}, ONE, "written by codec 'bf16', announced was fp32"),
+        ({"codec": "fp32"}, ONE, "table of shapes cannot be read"),
+        ({"codec": "fp32", "shapes": "[]"}, ONE, "table of shapes cannot be read"),
+        ({"codec": "fp32", "shapes": '{"w":[-2]}'}, ONE, "a shape is a list of counts"),
+        ({"codec": "fp32", "shapes": '{"w":[true]}'}, ONE, "a shape is a list of counts"),
+        ({"codec": "fp32", "shapes": '{"w":[3]}'}, ONE, "tensor w/values is not what its table"),
+        ({"codec": "fp32", "shapes": "{}"}, ONE, "tensor w/values is not what its table"),
+        ({"codec": "fp32", "shapes": '{"w":[2],"v":[1]}'}, ONE, "tensor v/values is not what"),
+        ({"codec": "fp32", "shapes": '{"w":[2]}'}, {"w/values": torch.zeros(2).half()},
+         "tensor w/values is not what its table"),
+    ],
+)  # fmt: skip
+def test_a_file_that_is_no_payload_is_refused(tmp_path, metadata, tensors, text):
+    info = written(tmp_path / "p", metadata, tensors)
+    with pytest.raises(PayloadError, match=text):
+        PayloadReader(tmp_path / "p", info)
+
+
+def test_size_digest_and_codec_are_checked(tmp_path):
+    info = write_payload(tmp_path / "p", TENSORS.items(), SHAPES, get_codec("fp32"))
+    for change, text in (
+        ({"size_bytes": info.size_bytes + 1}, f"p has {info.size_bytes} bytes, announced were"),
+        ({"sha256": "0" * 64}, "p has SHA-256 .* announced was 0000.*damaged; send it again"),
+        ({"codec": "zip"}, "codec 'zip' is not known here"),
+    ):
+        with pytest.raises(PayloadError, match=text):
+            PayloadReader(tmp_path / "p", info.model_copy(update=change))
+
+
+def test_theta_is_a_plain_file(tmp_path):
+    info = write_theta(tmp_path / "t", TENSORS.items(), SHAPES)
+    assert info.codec == "fp32"
+    with TensorReader(tmp_path / "t") as reader:
+        assert reader.names == tuple(TENSORS)
+        verify(reader, info, what="theta")
+    assert len(state_hash(tmp_path / "t")) == 64
+
+
+def test_the_table_of_shapes_is_json(tmp_path):
+    write_payload(tmp_path / "p", TENSORS.items(), SHAPES, get_codec("fp32"))
+    with TensorReader(tmp_path / "p") as reader:
+        assert json.loads(reader.metadata["shapes"]) == {"w": [5, 3], "b": [], "none": [0]}
+        assert reader.names == ("w/values", "b/values", "none/values")
+    assert os.listdir(tmp_path) == ["p"]
