@@ -3,7 +3,7 @@
     PwwError                    base; its text is the whole message for a person
     ├── ConfigError             the configuration is wrong: all faults, one a line (exit 2)
     ├── DataError               corpus, manifest or tokenizer unusable
-    ├── PayloadError            bytes that are not what they claim: digest, names, shapes, non-finite
+    ├── PayloadError            bytes that are not what they claim: digest, names, shapes, nan
     ├── CheckpointError         a checkpoint cannot be written or read; the previous one is intact
     ├── LeaseError              the lease protocol refused a request
     ├── StateError              a state folder or port is taken, or belongs to another run
@@ -17,6 +17,8 @@ A message gives the value, the rule and the remedy.
 """
 
 from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
 
 class PwwError(Exception):
@@ -33,6 +35,10 @@ class ConfigError(PwwError):
     def __init__(self, faults: Sequence[str]) -> None:
         self.faults = tuple(faults)
         super().__init__("\n".join(self.faults))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Keeps `faults` when the error travels from rank to rank."""
+        return type(self), (self.faults,)
 
 
 class DataError(PwwError):
@@ -68,11 +74,19 @@ class Unreachable(CentralError):
 
 
 class Refused(CentralError):
-    """The central said no. `code` is one of the `wire.RefusalCode` values."""
+    """The central said no. `code` is one of the `wire.RefusalCode` values.
 
-    def __init__(self, message: str, *, code: str) -> None:
+    `retry_after_s` above zero: the reason goes away by then (a dead twin's detection time).
+    """
+
+    def __init__(self, message: str, *, code: str, retry_after_s: float = 0.0) -> None:
         self.code = code
+        self.retry_after_s = retry_after_s
         super().__init__(message)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Keeps `code` when the error travels from rank to rank."""
+        return partial(type(self), code=self.code), (str(self),)
 
 
 class Stopped(PwwError):

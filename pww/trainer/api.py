@@ -1,7 +1,7 @@
-"""What the outer loop needs of an inner loop. Engines: `titan` (torchtitan); tests bring closed forms.
+"""What the outer loop needs of an inner loop. `titan` is the engine; tests bring closed forms.
 
-All methods are collective: every rank of the replica calls them in the same order. "On rank 0" means that
-only rank 0's argument is read, or only rank 0 gets the value.
+All methods are collective: every rank of the replica calls them in the same order. "On rank 0"
+means that only rank 0's argument is read, or only rank 0 gets the value.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +20,9 @@ class PhaseResult:
     tokens: int  # targets that the loss was taken over
     loss: float  # mean over tokens, nats
     seconds: float
-    drawn: tuple[int, ...]  # window ids that the data loader really fetched, all ranks, sorted; rank 0
+    drawn: tuple[
+        int, ...
+    ]  # window ids that the data loader really fetched, all ranks, sorted; rank 0
     stopped: bool  # True: a stop was agreed before the last step; the phase must not be delivered
 
 
@@ -35,8 +37,13 @@ class EvalResult:
 class StepHook(Protocol):
     """Called on rank 0 every `metrics.every_steps` steps and after the last step of a phase."""
 
-    def __call__(self, *, step: int, done: int, of: int, loss: float, tokens: int, lr: float) -> None:
-        """`step` counts over the whole run; `done` of `of` within the phase; `tokens` of the phase."""
+    def __call__(
+        self, *, step: int, done: int, of: int, loss: float, tokens: int, lr: float
+    ) -> None:
+        """`step` counts over the run, `done` of `of` and `tokens` within the phase.
+
+        `loss` is the mean over the tokens since the last call, `lr` the rate of the last step.
+        """
 
 
 class Trainer(Protocol):
@@ -53,7 +60,7 @@ class Trainer(Protocol):
         """Each parameter in full, fp32, on the CPU, one at a time; valid on rank 0."""
 
     def load(self, theta: Path) -> None:
-        """Writes a safetensors file (read on rank 0, tensor by tensor) into the shards, bit for bit.
+        """Writes a safetensors file, read on rank 0, into the shards, bit by bit.
 
         Raises:
             PayloadError: names, shapes or dtypes differ from `shapes`.
@@ -68,17 +75,21 @@ class Trainer(Protocol):
         on_step: StepHook,
         stop: "Stop",
     ) -> PhaseResult:
-        """Trains on exactly `windows`, `optim.batch_windows` a step; the last step is padded and masked.
+        """Trains on exactly `windows`, `optim.batch_windows` a step; the last one padded, masked.
 
-        `progress` is committed / total windows at the start and `progress_end` the share expected at
-        the end; the LR schedule follows the line between them.
+        `progress` is committed / total windows at the start and `progress_end` the share expected
+        at the end; the LR schedule follows the line between them.
         """
 
     def evaluate(self) -> EvalResult:
         """Loss over the fixed held-out windows; changes no state."""
 
     def save_inner(self, folder: Path) -> None:
-        """Writes optimiser, step and RNG state into a new folder (not fsynced, not atomic: the caller's)."""
+        """Writes optimiser, step and RNG state into a new folder (fsync and rename are yours).
+
+        Raises:
+            CheckpointError: it cannot be written (a full disk, say), or there is a state already.
+        """
 
     def load_inner(self, folder: Path) -> None:
         """Restores what `save_inner` wrote, on any number of ranks.

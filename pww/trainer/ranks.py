@@ -1,32 +1,89 @@
-"""The ranks of one replica as one actor: rank 0 talks to the network, all ranks learn the outcome together.
+"""The ranks of one replica as one actor: rank 0 talks to the network, all learn the outcome.
 
-A network wait never sits inside a collective: rank 0 waits in a thread and tells the others every few seconds
-that it still waits, so no process-group timeout can fire however long a central is away.
+A network wait never sits inside a collective: rank 0 waits in a thread and tells the others every
+second that it still waits, so no process-group timeout can fire however long a central is away.
 """
 
+import gc
+import os
 import queue
 import signal
+import socket
 import threading
 from collections.abc import Callable
+from datetime import timedelta
 from types import FrameType
 from typing import TypeVar
 
+import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
 
-from pww.errors import PwwError, Stopped
+from pww.config.schema import Config
+from pww.errors import PwwError, Stopped, TrainerError
 
 T = TypeVar("T")
-TICK_S = 5.0
+TICK_S = 1.0
+"""While rank 0 waits, the ranks tell each other this often that they are there."""
+TIMEOUT_S = 600.0
+"""A rank that is this late in a collective counts as dead. Longer than any step, load or save."""
+
+
+def init_ranks(config: Config) -> None:
+    """Joins the process group that the environment names; alone if it does not.
+
+    Reads RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as torchrun and our Slurm launcher set
+    them.
+
+    Raises: TrainerError: the variables do not fit each other, nobody answers, or there is no such
+    network.
+    """
+    backend = "gloo" if config.site.device == "cpu" else "cuda:nccl,cpu:gloo"
+    timeout = timedelta(seconds=TIMEOUT_S)
+    if "RANK" not in os.environ and "WORLD_SIZE" not in os.environ:
+        os.environ.setdefault("LOCAL_RANK", "0")  # torchtitan asks for it
+        dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1, timeout=timeout)
+        return
+    if config.site.interface:
+        os.environ["GLOO_SOCKET_IFNAME"] = _interface(config.site.interface)
+        os.environ["NCCL_SOCKET_IFNAME"] = config.site.interface
+    os.environ.setdefault("LOCAL_RANK", "0")
+    try:
+        dist.init_process_group(backend, init_method="env://", timeout=timeout)
+    except (ValueError, RuntimeError) as fault:
+        names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+        given = " ".join(f"{name}={os.environ.get(name, '(not set)')}" for name in names)
+        raise TrainerError(
+            f"cannot join the ranks of this replica with {given}: {fault}; start all ranks "
+            "together (pww.train does, torchrun can), each with its own RANK"
+        ) from fault
+
+
+def _interface(prefix: str) -> str:
+    """The first network interface whose name starts with `prefix`: gloo wants the whole name."""
+    names = sorted(name for _, name in socket.if_nameindex())
+    for name in names:
+        if name.startswith(prefix):
+            return name
+    raise TrainerError(
+        f"site.interface={prefix}: no network interface has such a name; this machine has "
+        f"{', '.join(names)}; set one of them, or '' to let the library choose"
+    )
 
 
 class Ranks:
-    """Rank and world size, the agreed stop, and `share`. Build it after the process group exists."""
+    """Rank and world size, the agreed stop, `share`. Build it after the process group exists."""
 
     def __init__(self) -> None:
         self.rank = dist.get_rank()
         self.world = dist.get_world_size()
         self._group = dist.new_group(backend="gloo") if self.world > 1 else None
         self._asked = threading.Event()
+
+    @property
+    def group(self) -> dist.ProcessGroup | None:
+        """The group for objects and CPU tensors; None for a single rank."""
+        return self._group
 
     def ask_to_stop(self, signum: int = 0, frame: FrameType | None = None) -> None:
         """A signal handler: only sets a flag; ranks agree on it at the next step or tick."""
@@ -39,21 +96,21 @@ class Ranks:
 
     def agreed(self) -> bool:
         """Collective: True everywhere as soon as one rank was asked to stop."""
-        if self._group is None:
-            return self._asked.is_set()
-        asked: list[bool] = [False] * self.world
-        dist.all_gather_object(asked, self._asked.is_set(), group=self._group)
-        if any(asked):
+        agreed = self._any(self._asked.is_set())
+        if agreed:
             self._asked.set()
-        return any(asked)
+        return agreed  # not the flag: a signal may have set it here, after the ranks agreed
 
     def share(self, work: Callable[[], T]) -> T:
         """Runs `work` on rank 0 and returns its (small) result, or raises its error, on every rank.
 
+        A fault that is not a `PwwError` is a bug: rank 0 raises it as it is, the others name it.
+
         Raises:
-            Stopped: a stop was agreed while waiting; `work` is abandoned in its daemon thread.
+            Stopped: a stop was agreed while waiting; `work` is abandoned in its daemon thread. Once
+                a stop is agreed, work that takes longer than a moment is not waited for.
         """
-        results: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
+        results: queue.SimpleQueue[_Outcome[T]] = queue.SimpleQueue()
         if self.rank == 0:
 
             def target() -> None:
@@ -65,10 +122,7 @@ class Ranks:
             threading.Thread(target=target, daemon=True, name="share").start()
         while True:
             outcome = self._poll(results) if self.rank == 0 else None
-            if self._group is not None:
-                box = [outcome]
-                dist.broadcast_object_list(box, src=0, group=self._group)
-                outcome = box[0]
+            outcome = self._broadcast(outcome)
             if outcome is not None:
                 value, fault = outcome
                 if fault is not None:
@@ -77,9 +131,67 @@ class Ranks:
             if self.agreed():
                 raise Stopped("stopped while waiting for the central; nothing durable was lost")
 
-    def _poll(
-        self, results: "queue.SimpleQueue[tuple[T | None, BaseException | None]]"
-    ) -> tuple[T | None, BaseException | None] | None:
+    def gather(self, value: T) -> list[T]:
+        """Collective: every rank's (small) value in rank order on rank 0, [] elsewhere."""
+        if self._group is None:
+            return [value]
+        values: list[T] | None = [value] * self.world if self.rank == 0 else None
+        dist.gather_object(value, values, dst=0, group=self._group)
+        return values or []
+
+    def agree_on_fault(self, fault: PwwError | None) -> None:
+        """Collective: raises on every rank the first rank's fault, if any rank has one."""
+        faults: list[PwwError | None] = [fault]
+        if self._group is not None:
+            if not self._any(fault is not None):
+                return
+            faults = [None] * self.world
+            dist.all_gather_object(faults, fault, group=self._group)
+        for one in faults:
+            if one is not None:
+                raise one
+
+    def close(self) -> None:
+        """Collective: ends the process groups. Drop everything sharded before; safe to call twice.
+
+        Gloo's threads may abort an interpreter that exits while a mesh or a tensor still holds a
+        group: hence the barrier before, and the collection after.
+        """
+        if not dist.is_initialized():
+            return
+        dist.barrier()
+        self._group = None
+        dist.destroy_process_group()
+        gc.collect()
+
+    def _any(self, mine: bool) -> bool:
+        """Collective: whether it is true on some rank."""
+        if self._group is None:
+            return mine
+        flag = torch.tensor([int(mine)])
+        dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self._group)
+        return bool(flag.item())
+
+    def _broadcast(self, outcome: "_Outcome[T] | None") -> "_Outcome[T] | None":
+        """Collective: rank 0's outcome on every rank; rank 0 keeps its own object."""
+        if self._group is None:
+            return outcome
+        sent = outcome
+        if outcome is not None and not isinstance(outcome[1], PwwError | None):
+            sent = None, TrainerError(f"rank 0 failed: {type(outcome[1]).__name__}: {outcome[1]}")
+        box = [sent]
+        try:
+            dist.broadcast_object_list(box, src=0, group=self._group)
+        except Exception as fault:
+            if self.rank != 0 or sent is None:
+                raise
+            # A value that cannot travel fails before anything is sent: the others still wait.
+            box = [(None, TrainerError(f"rank 0 could not share its result: {fault}"))]
+            dist.broadcast_object_list(box, src=0, group=self._group)
+            return box[0]
+        return outcome if self.rank == 0 else box[0]
+
+    def _poll(self, results: "queue.SimpleQueue[_Outcome[T]]") -> "_Outcome[T] | None":
         """The outcome as soon as there is one; None after a tick, or at once when asked to stop."""
         left = TICK_S
         while left > 0:
@@ -91,12 +203,5 @@ class Ranks:
                     return None
         return None
 
-    def agree_on_fault(self, fault: PwwError | None) -> None:
-        """Collective: raises on every rank the first rank's fault, if any rank has one."""
-        faults: list[PwwError | None] = [fault]
-        if self._group is not None:
-            faults = [None] * self.world
-            dist.all_gather_object(faults, fault, group=self._group)
-        for one in faults:
-            if one is not None:
-                raise one
+
+_Outcome = tuple[T | None, BaseException | None]

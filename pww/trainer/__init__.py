@@ -1,0 +1,1 @@
+"""The inner loop: `api` is the contract, `titan` the engine, `ranks` the ranks of one replica."""

@@ -1,0 +1,228 @@
+"""The inner state of a replica in a folder: optimiser, step and RNG, by all ranks at once.
+
+    inner.json     format, step, ranks, whether the optimiser has state at all
+    *.distcp       each rank's shards (torch.distributed.checkpoint), any number of ranks reads them
+    .metadata      what is where
+
+Hyper-parameters are not in it: the configuration is their only home. RNG states are restored only
+by as many ranks as wrote them.
+"""
+
+import io
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint.state_dict_loader as loader
+import torch.distributed.checkpoint.state_dict_saver as saver
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemWriter
+
+from pww.errors import CheckpointError, PwwError
+from pww.trainer.ranks import Ranks
+
+FILE = "inner.json"
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Inner:
+    """What inner.json says."""
+
+    format: int
+    step: int
+    ranks: int
+    fresh: bool  # True: no optimiser state existed, so none is stored
+
+
+def save(folder: Path, optimizers: Any, *, step: int, ranks: Ranks) -> None:
+    """Collective: writes the state into `folder`, which is made. Changes nothing, not even lazily.
+
+    Raises:
+        CheckpointError: on every rank; the folder may then hold a part, and no inner.json.
+    """
+    fresh = is_fresh(optimizers)
+    fault: PwwError | None = _prepared(folder) if ranks.rank == 0 else None
+    ranks.agree_on_fault(fault)
+    writer = _Writer(folder)
+    state = _rng(ranks.rank) if fresh else {**_rng(ranks.rank), **_tensors(optimizers)}
+    try:
+        saver.save(state, storage_writer=writer, process_group=ranks.group)
+    except CheckpointException as why:
+        fault = _unwritable(folder, _reason(why))
+    disk = writer.disk.fault
+    # First of all the rank whose disk failed: torch tells the others only that something did.
+    ranks.agree_on_fault(None if disk is None else _unwritable(folder, disk))
+    ranks.agree_on_fault(fault)
+    if ranks.rank == 0:
+        try:
+            inner = Inner(FORMAT, step, ranks.world, fresh)
+            (folder / FILE).write_text(json.dumps(asdict(inner)) + "\n", encoding="utf-8")
+        except OSError as why:
+            fault = _unwritable(folder, why)
+    ranks.agree_on_fault(fault)
+
+
+def load(folder: Path, optimizers: Any, *, ranks: Ranks) -> int:
+    """Collective: restores what `save` wrote, on any number of ranks; returns the step.
+
+    Raises:
+        CheckpointError: on every rank; the optimiser is then as after `reset`.
+    """
+    inner, fault = None, None
+    if ranks.rank == 0:
+        try:
+            inner = _read(folder)
+        except CheckpointError as wrong:
+            fault = wrong
+    ranks.agree_on_fault(fault)
+    inner = ranks.share(lambda: inner)
+    assert inner is not None
+    reset(optimizers)
+    state = {} if inner.fresh else _tensors(optimizers)
+    same = inner.ranks == ranks.world
+    rng = _rng(ranks.rank) if same else {}
+    try:
+        loader.load({**state, **rng}, checkpoint_id=folder, process_group=ranks.group)
+    except CheckpointException as why:
+        fault = CheckpointError(
+            f"{folder} does not hold this model's inner state ({_reason(why)}); resume from an "
+            "older checkpoint, or with the model that wrote it"
+        )
+    if fault is not None:
+        reset(optimizers)
+    ranks.agree_on_fault(fault)
+    _set_rng(rng, ranks.rank)
+    return inner.step
+
+
+def reset(optimizers: Any) -> None:
+    """Forgets all moments and gradients; the next step starts the averages anew."""
+    for optimizer in optimizers:
+        optimizer.state.clear()
+    optimizers.zero_grad(set_to_none=True)
+
+
+def is_fresh(optimizers: Any) -> bool:
+    """Whether no step was taken since the start or the last `reset`."""
+    return not any(optimizer.state for optimizer in optimizers)
+
+
+def _tensors(optimizers: Any) -> dict[str, Any]:
+    """The live state tensors by parameter name; made first (all zero) if there are none.
+
+    Torch makes them by a step of rate 0, which counts as a step in Adam's bias correction: that is
+    why `save` never comes here with a fresh optimiser. A load overwrites the count.
+    """
+    flat: dict[str, Any] = optimizers.state_dict()
+    return {name: value for name, value in flat.items() if name.startswith("state.")}
+
+
+def _rng(rank: int) -> dict[str, torch.Tensor]:
+    states = {f"rng.cpu.{rank}": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        states[f"rng.cuda.{rank}"] = torch.cuda.get_rng_state()
+    return states
+
+
+def _set_rng(states: dict[str, torch.Tensor], rank: int) -> None:
+    if (cpu := states.get(f"rng.cpu.{rank}")) is not None:
+        torch.set_rng_state(cpu)
+    if (cuda := states.get(f"rng.cuda.{rank}")) is not None:
+        torch.cuda.set_rng_state(cuda)
+
+
+def _read(folder: Path) -> Inner:
+    path = folder / FILE
+    try:
+        row = json.loads(path.read_text(encoding="utf-8"))
+        inner = Inner(**row)
+    except OSError as why:
+        raise CheckpointError(
+            f"no inner state in {folder} ({why.strerror}: {FILE}); resume from another checkpoint"
+        ) from why
+    except (ValueError, TypeError) as why:
+        raise CheckpointError(f"{path} is damaged ({why}); resume from another checkpoint") from why
+    if inner.format != FORMAT:
+        raise CheckpointError(
+            f"{path} has format {inner.format}, this version reads {FORMAT}: resume with the "
+            "version that wrote it"
+        )
+    if not (folder / ".metadata").is_file():
+        raise CheckpointError(
+            f"no inner state in {folder} (.metadata is missing); resume from another checkpoint"
+        )
+    return inner
+
+
+def _prepared(folder: Path) -> CheckpointError | None:
+    """Makes the folder; what is wrong with it, if anything."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        taken = (folder / FILE).exists() or (folder / ".metadata").exists()
+    except OSError as why:
+        return _unwritable(folder, why)
+    if taken:
+        return CheckpointError(f"{folder} holds an inner state already: give a new folder")
+    return None
+
+
+def _unwritable(folder: Path, why: object) -> CheckpointError:
+    return CheckpointError(
+        f"cannot write the inner state to {folder}: {why}; free some space there or move run.root"
+    )
+
+
+def _reason(fault: CheckpointException) -> str:
+    """The first rank's own fault, without torch's tracebacks."""
+    for cause, _ in fault.failures.values():
+        return str(cause) or type(cause).__name__
+    return "no reason given"
+
+
+class _Writer(FileSystemWriter):
+    """Torch's writer on a disk that remembers why it refused; the caller fsyncs."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, sync_files=False, overwrite=False)
+        self.disk = _Disk()
+        self.fs = self.disk
+
+
+class _Disk(FileSystem):
+    """Keeps the `OSError` of a write, of which torch's zip writer reports only `unexpected pos`."""
+
+    def __init__(self) -> None:
+        self.fault: OSError | None = None
+
+    @contextmanager
+    def create_stream(self, path: str | PathLike[str], mode: str) -> Iterator[io.IOBase]:
+        """A buffered stream over `path`."""
+        assert mode == "wb", "this disk is for writing"
+        try:
+            with io.BufferedWriter(_Raw(path, self)) as stream:
+                yield stream
+        except OSError as fault:
+            self.fault = self.fault or fault
+            raise
+
+
+class _Raw(io.FileIO):
+    """An unbuffered file whose failed writes are noted."""
+
+    def __init__(self, path: str | PathLike[str], disk: _Disk) -> None:
+        super().__init__(path, "wb")
+        self._disk = disk
+
+    def write(self, data: Any, /) -> int:
+        """Like `FileIO.write`."""
+        try:
+            return super().write(data)
+        except OSError as fault:
+            self._disk.fault = fault
+            raise

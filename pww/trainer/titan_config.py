@@ -1,0 +1,138 @@
+"""Our Config as torchtitan's, and what has to hold before. Call `titan_cpu.install` in between."""
+
+from typing import TYPE_CHECKING
+
+from pww.config.schema import Config, CustomModel
+from pww.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from pww.trainer.titan_data import Manifest
+    from pww.trainer.titan_engine import Engine
+
+MAX_SHIPPED_SEQ_LEN = 40960
+"""What Qwen3's rotary embedding was made for."""
+DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
+
+
+def check(config: Config, manifest: "Manifest", *, num_ranks: int) -> None:
+    """Refuses what torchtitan would refuse with a traceback, or would train without learning.
+
+    Raises:
+        ConfigError: all faults of the configuration.
+        DataError: the corpus is not one for this model.
+    """
+    faults = []
+    model, optim, parallel = config.model, config.optim, config.parallel
+    if parallel.ranks != num_ranks:
+        faults.append(
+            f"parallel.ranks={parallel.ranks}, but {num_ranks} processes started: start as many"
+        )
+    if parallel.kind == "single" and parallel.ranks != 1:
+        faults.append(
+            f"parallel.ranks={parallel.ranks}: parallel.kind=single is one rank; use parallel=fsdp"
+        )
+    if optim.batch_windows % num_ranks:
+        faults.append(
+            f"optim.batch_windows={optim.batch_windows}: must be a multiple of the {num_ranks} "
+            "ranks of the replica (parallel.ranks): each takes an equal share of a step"
+        )
+    for name, beta in (("beta1", optim.beta1), ("beta2", optim.beta2)):
+        if beta >= 1:
+            faults.append(f"optim.{name}={beta}: must be below 1, or the average never moves")
+    if isinstance(model, CustomModel):
+        if model.num_heads % model.num_kv_heads:
+            faults.append(
+                f"model.num_heads={model.num_heads}: must be a multiple of model.num_kv_heads="
+                f"{model.num_kv_heads}"
+            )
+        if model.head_dim % 2:
+            faults.append(
+                f"model.head_dim={model.head_dim}: must be even, the rotary embedding turns pairs"
+            )
+    elif model.seq_len > MAX_SHIPPED_SEQ_LEN:
+        faults.append(
+            f"model.seq_len={model.seq_len}: at most {MAX_SHIPPED_SEQ_LEN} for a shipped Qwen3"
+        )
+    if faults:
+        raise ConfigError(faults)
+    if manifest.window_tokens != model.seq_len + 1:
+        raise DataError(
+            f"corpus {config.data.name} has windows of {manifest.window_tokens} tokens, but "
+            f"model.seq_len={model.seq_len} needs {model.seq_len + 1}: tokenise it for this length"
+        )
+    if manifest.num_held_out < 1:
+        raise DataError(
+            f"corpus {config.data.name} has no held-out window (data.held_out="
+            f"{config.data.held_out} of {manifest.num_windows} windows): raise data.held_out or "
+            "use more text"
+        )
+
+
+def engine_config(
+    config: Config, *, padded_vocab: int, num_ranks: int, scratch: str
+) -> "Engine.Config":
+    """Torchtitan's configuration of this run, everything it would write or log switched off.
+
+    Gradients are clipped to `optim.clip_norm`, master weights are fp32 whatever `model.dtype` is,
+    and the seed is the same on every rank (`titan_model.whole` cuts what all ranks draw).
+    """
+    from torchtitan.components.checkpointer import CheckpointManager
+    from torchtitan.components.loss import CrossEntropyLoss
+    from torchtitan.components.optimizer import OptimizersContainer, ParamGroupConfig
+    from torchtitan.config import (
+        CommConfig,
+        CompileConfig,
+        DebugConfig,
+        ParallelismConfig,
+        TrainingConfig,
+    )
+
+    from pww.trainer.titan_data import NoTokenizer, WindowLoader
+    from pww.trainer.titan_engine import Engine, NoMetrics
+    from pww.trainer.titan_model import model_spec
+    from pww.trainer.titan_schedule import PhaseLRs
+
+    optim = config.optim
+    return Engine.Config(
+        model_spec=model_spec(
+            config.model, padded_vocab=padded_vocab, gloo=config.site.device == "cpu"
+        ),
+        hf_assets_path=scratch,
+        dump_folder=scratch,
+        tokenizer=NoTokenizer.Config(),
+        dataloader=WindowLoader.Config(),
+        metrics=NoMetrics.Config(disable_color_printing=True),
+        loss=CrossEntropyLoss.Config(global_vocab_size=padded_vocab),
+        lr_scheduler=PhaseLRs.Config(),
+        optimizer=OptimizersContainer.Config(
+            param_groups=[
+                ParamGroupConfig(
+                    pattern=".*",
+                    optimizer_name="AdamW",
+                    optimizer_kwargs={
+                        "lr": optim.lr,
+                        "betas": (optim.beta1, optim.beta2),
+                        "eps": 1e-8,
+                        "weight_decay": optim.weight_decay,
+                    },
+                )
+            ]
+        ),
+        training=TrainingConfig(
+            local_batch_size=optim.batch_windows // num_ranks,
+            global_batch_size=optim.batch_windows,
+            seq_len=config.model.seq_len,
+            max_norm=optim.clip_norm,
+            dtype="float32",
+            mixed_precision_param=DTYPES[config.model.dtype],
+            mixed_precision_reduce="float32",
+            disable_cuda_graphs=True,
+        ),
+        # The only backend whose FSDP works with torch 2.13 and reports the true loss on 2 ranks.
+        parallelism=ParallelismConfig(spmd_backend="partial_dtensor"),
+        checkpoint=CheckpointManager.Config(enable=False, initial_load_model_only=False),
+        activation_checkpoint=None,
+        compile=CompileConfig(enable=False),
+        debug=DebugConfig(seed=config.seed, enable_structured_logging=False),
+        comm=CommConfig(trace_buf_size=0),
+    )
