@@ -6,7 +6,6 @@ two sites with the same text, tokenizer and widths have the same digest.
 
 import hashlib
 import json
-from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
@@ -63,7 +62,7 @@ class Manifest(BaseModel):
         """Inputs, and targets, per window."""
         return self.window_tokens - 1
 
-    @cached_property
+    @property
     def digest(self) -> str:
         """SHA-256 over the canonical JSON of everything else."""
         return hashlib.sha256(canonical_json(self.model_dump(mode="json"))).hexdigest()
@@ -89,11 +88,13 @@ def read_manifest(path: Path) -> Manifest:
     remedy = f"delete {path.parent} and start again"
     try:
         fields = json.loads(path.read_bytes())
+        if not isinstance(fields, dict):
+            raise ValueError("not a JSON object")
         claimed = fields.pop("digest")
         manifest = Manifest.model_validate_json(canonical_json(fields))
     except OSError as fault:
         raise DataError(f"cannot read {path}: {fault.strerror}; {remedy}") from None
-    except (ValueError, AttributeError, KeyError, TypeError) as fault:
+    except (ValueError, KeyError) as fault:
         raise DataError(
             f"{path} is not a manifest of {TOOL} ({_reason(fault)}); {remedy}"
         ) from None

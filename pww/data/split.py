@@ -58,12 +58,14 @@ def split(documents: Iterable[str], *, section_chars: int, held_out: float) -> I
 
 
 def _line_start(text: str, at: int, section_chars: int) -> int:
-    """The first start of a line at or after `at`; of a word, or `at` itself, where none is near."""
+    """The next start of a line, or the end, from `at` on; of a word, or `at`, if none is near."""
     if at >= len(text):
         return len(text)
     limit = at + section_chars // 2
-    for mark in ("\n", " "):
-        found = text.find(mark, at - 1, limit)
-        if found >= 0:
-            return found + 1
-    return at
+    line = text.find("\n", at - 1, limit)
+    if line >= 0:
+        return line + 1
+    if len(text) <= limit:
+        return len(text)
+    word = text.find(" ", at - 1, limit)
+    return word + 1 if word >= 0 else at
