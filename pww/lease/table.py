@@ -88,14 +88,14 @@ class LeaseTable:
 
     # ------------------------------------------------------------------------------------ deciding
 
-    def decide_grant(self, replica: str, *, num_blocks: int, ttl_s: float) -> tuple[Event, ...]:
+    def decide_grant(self, replica: str, *, num_blocks: int, ttl_s: float) -> Granted | None:
         """One lease on the lowest free positions, at most `num_blocks` of one epoch and one run."""
         free = self.unassigned.first()
         if free is None:
-            return ()
+            return None
         epoch_end = (free.start // self._epoch + 1) * self._epoch
         stop = min(free.stop, free.start + num_blocks, epoch_end)
-        return (Granted(self._next_id, replica, free.start, stop, ttl_s),)
+        return Granted(self._next_id, replica, free.start, stop, ttl_s)
 
     def decide_expiry(self, now_s: float) -> tuple[Event, ...]:
         """Returns every lease whose deadline has come; a pinned one never expires."""

@@ -1,0 +1,1 @@
+"""The central: the books (leases, ledger, rounds), the merge, and what serves them."""

@@ -1,0 +1,234 @@
+"""The audit: is every block in theta exactly once, counted from merged deltas, not the lease table.
+
+Two sides that never share a number are compared: the spans that merged deltas name (table `deltas`
+joined with `rounds`), and the commits of the lease journal with the table that it replays to. A
+block is *lost* when no merged delta covers it and no replica can lease it any more; *doubled* when
+two merged deltas cover it, or one does and it can still be leased.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+from pww.central.ledger import FILE, Ledger
+from pww.errors import LeaseError, StateError
+from pww.lease.events import Committed, from_record
+from pww.lease.space import BlockSpace
+from pww.lease.table import LeaseTable
+from pww.wire import Offer, SpaceInfo, Span
+
+CAN_BE_LEASED = 2**32
+"""Weight of an interval that is leased or in the pool, far above any number of merged deltas."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one replica contributed."""
+
+    replica: str
+    blocks: int
+    deltas: int
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """The outcome; all counts but `merges` are of blocks (positions of all epochs)."""
+
+    run: str
+    blocks: int
+    exactly_once: int
+    lost: int
+    doubled: int
+    leased: int
+    unleased: int
+    merges: int
+    shares: tuple[Share, ...]
+    faults: tuple[str, ...]  # where the two sides of the books differ
+
+    @property
+    def ok(self) -> bool:
+        """Nothing lost, nothing doubled, and both sides of the books agree."""
+        return not (self.lost or self.doubled or self.faults)
+
+    def render(self) -> str:
+        """The outcome for people."""
+        lines = [
+            f"run {self.run}: {self.blocks} blocks, {self.merges} merges",
+            f"exactly once {self.exactly_once}, lost {self.lost}, doubled {self.doubled}",
+            f"leased {self.leased}, unleased {self.unleased}",
+            *(f"  {s.replica}: {s.blocks} blocks in {s.deltas} deltas" for s in self.shares),
+            *(f"books differ: {fault}" for fault in self.faults),
+            "ok" if self.ok else "NOT ok",
+        ]
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True, slots=True)
+class _Merged:
+    """One span that a merged delta names."""
+
+    delta: str
+    replica: str
+    lease: int
+    span: Span
+
+
+def audit(folder: Path) -> Audit:
+    """Audits the run in `folder`, while its central runs or afterwards.
+
+    Raises:
+        StateError: there is no ledger.
+    """
+    ledger = _open(folder)
+    try:
+        with ledger.snapshot():
+            run, space = _run(ledger)
+            merged = _merged(ledger)
+            merges = cast(int, ledger.rows("SELECT COUNT(*) FROM rounds WHERE round > 0")[0][0])
+            faults = _round_faults(ledger)
+            table, commits = _replay(ledger, space, faults)
+    finally:
+        ledger.close()
+    _compare(merged, commits, faults)
+    spans = [(each.span, 1) for each in merged]
+    available = [(s, CAN_BE_LEASED) for s in table.unassigned]
+    available += [(held.span, CAN_BE_LEASED) for held in table.leases()]
+    once = lost = doubled = 0
+    for width, depth in _depths([*spans, *available], space.num_positions):
+        covered, can_be_leased = depth % CAN_BE_LEASED, depth >= CAN_BE_LEASED
+        if covered > 1 or (covered and can_be_leased):
+            doubled += width
+        elif covered:
+            once += width
+        elif not can_be_leased:
+            lost += width
+    blocks = Counter[str]()
+    for each in merged:
+        blocks[each.replica] += len(each.span)
+    deltas = Counter(replica for replica, _ in {(each.replica, each.delta) for each in merged})
+    if dict(blocks) != table.committed_by:
+        faults.append(f"merged per replica {dict(blocks)}, committed {table.committed_by}")
+    return Audit(
+        run=run,
+        blocks=space.num_positions,
+        exactly_once=once,
+        lost=lost,
+        doubled=doubled,
+        leased=table.leased,
+        unleased=table.unassigned.total,
+        merges=merges,
+        shares=tuple(Share(r, blocks[r], deltas[r]) for r in sorted(blocks)),
+        faults=tuple(faults),
+    )
+
+
+def merged_deltas(folder: Path) -> tuple[BlockSpace, frozenset[str]]:
+    """The index space of the run in `folder`, and the ids of the deltas that were merged.
+
+    Raises:
+        StateError: there is no ledger.
+    """
+    ledger = _open(folder)
+    try:
+        with ledger.snapshot():
+            _, space = _run(ledger)
+            return space, frozenset(each.delta for each in _merged(ledger))
+    finally:
+        ledger.close()
+
+
+def _open(folder: Path) -> Ledger:
+    """The ledger of a run folder, or of the state folder in it."""
+    inner = folder / "central" / FILE
+    return Ledger.read_only(inner if inner.is_file() else folder / FILE)
+
+
+def _run(ledger: Ledger) -> tuple[str, BlockSpace]:
+    rows = ledger.rows("SELECT run, space FROM run")
+    if not rows:
+        raise StateError(f"ledger {ledger.path} holds no run yet: start its central first")
+    info = SpaceInfo.model_validate_json(str(rows[0][1]))
+    return str(rows[0][0]), BlockSpace.from_info(info)
+
+
+def _merged(ledger: Ledger) -> list[_Merged]:
+    """Every span of every delta that a round on record absorbed."""
+    rows = ledger.rows(
+        "SELECT deltas.offer FROM deltas JOIN rounds ON deltas.round = rounds.round "
+        "WHERE deltas.outcome = 'merged' AND rounds.report IS NOT NULL ORDER BY deltas.decided"
+    )
+    try:
+        offers = [Offer.model_validate_json(str(offer)) for (offer,) in rows]
+    except ValueError as why:
+        raise StateError(
+            f"ledger {ledger.path} holds a delta that cannot be read ({why}): restore a copy"
+        ) from why
+    return [
+        _Merged(offer.delta, offer.replica, leased.lease, leased.span)
+        for offer in offers
+        for leased in offer.spans
+    ]
+
+
+def _round_faults(ledger: Ledger) -> list[str]:
+    """Gaps in the rounds, and deltas merged into a round that is not on record."""
+    faults = []
+    current = cast(int, ledger.rows("SELECT round FROM run")[0][0])
+    numbers = [row[0] for row in ledger.rows("SELECT round FROM rounds ORDER BY round")]
+    if numbers and numbers != list(range(current + 1)):
+        faults.append(f"the run is at round {current}, on record are {len(numbers)} rounds")
+    for (delta,) in ledger.rows(
+        "SELECT delta FROM deltas WHERE outcome = 'merged' "
+        "AND round NOT IN (SELECT round FROM rounds WHERE report IS NOT NULL)"
+    ):
+        faults.append(f"delta {delta} was merged into a round that is not on record")
+    return faults
+
+
+def _replay(
+    ledger: Ledger, space: BlockSpace, faults: list[str]
+) -> tuple[LeaseTable, list[Committed]]:
+    """The table that the journal leads to, and its commits; damage becomes a fault."""
+    table = LeaseTable(space.num_positions, epoch_positions=space.num_blocks)
+    commits = []
+    try:
+        for (body,) in ledger.rows("SELECT body FROM lease_events ORDER BY seq"):
+            event = from_record(json.loads(str(body)))
+            if isinstance(event, Committed):
+                commits.append(event)
+            table.apply(event, 0.0)
+        table.verify()
+    except (LeaseError, ValueError) as why:
+        faults.append(f"lease journal: {why}")
+    return table, commits
+
+
+def _compare(merged: list[_Merged], commits: list[Committed], faults: list[str]) -> None:
+    """Every span of a merged delta was committed for it, and nothing else was."""
+    from_deltas = Counter(
+        (each.delta, each.replica, each.lease, each.span.start, each.span.stop) for each in merged
+    )
+    from_journal = Counter((e.delta, e.replica, e.lease, e.start, e.stop) for e in commits)
+    for what, rest in (
+        ("merged, not committed", from_deltas - from_journal),
+        ("committed, not merged", from_journal - from_deltas),
+    ):
+        for delta, replica, lease, start, stop in rest:
+            faults.append(f"{what}: [{start}, {stop}), lease {lease}, delta {delta} of {replica}")
+
+
+def _depths(spans: Iterable[tuple[Span, int]], num_positions: int) -> Iterable[tuple[int, int]]:
+    """Runs of positions with the summed weight of the spans over them, in order, 0 included."""
+    steps: Counter[int] = Counter({0: 0, num_positions: 0})
+    for span, weight in spans:
+        steps[span.start] += weight
+        steps[span.stop] -= weight
+    depth, at = 0, 0
+    for position in sorted(steps):
+        if position > at:
+            yield position - at, depth
+            at = position
+        depth += steps[position]

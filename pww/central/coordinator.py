@@ -1,0 +1,193 @@
+"""The coordinator: DARL's five calls and the books of deltas over one ledger; torch-free,
+thread-safe.
+
+Every call that changes something is one transaction that is on the disk before the call returns,
+and every call may be repeated. A restart replays the ledger: live leases and members get
+`darl.restore_grace_s`, so that nobody is declared dead for the coordinator's own downtime.
+Liveness and deadlines follow the monotonic clock; a stepped wall clock changes labels only.
+"""
+
+import secrets
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from pww.central.deltas import Deltas
+from pww.central.leasing import Leasing
+from pww.central.ledger import Ledger
+from pww.central.membership import Alone, Announcer, Member, Members
+from pww.central.state import Staged, State
+from pww.central.status import Status, status_of
+from pww.clock import Clock
+from pww.config.schema import Darl
+from pww.lease.space import BlockSpace
+from pww.wire import (
+    Acquire,
+    Acquired,
+    Done,
+    Heartbeat,
+    Instruction,
+    Leave,
+    Offer,
+    Register,
+    Registered,
+    Release,
+    RoundReport,
+    Verdict,
+)
+
+__all__ = ["Coordinator", "Member", "Members", "Staged"]
+
+
+class Coordinator:
+    """One run's coordinator. `members` is told of joins and leaves, restored ones included."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        space: BlockSpace,
+        *,
+        darl: Darl,
+        aggregator_port: int,
+        clock: Clock,
+        members: Members | None = None,
+        staleness_window: int = 2,
+        solo: bool = False,
+        new_run: Callable[[], str] = partial(secrets.token_hex, 16),
+    ) -> None:
+        """Opens the run that `ledger` holds, or starts one in an empty ledger.
+
+        `solo`: only this process will register (a replica that trains alone), so members of
+        earlier processes are gone at once instead of after the detection time.
+
+        Raises:
+            StateError: the ledger belongs to another index space.
+        """
+        self._state = State(
+            ledger,
+            space,
+            clock=clock,
+            restore_grace_s=darl.restore_grace_s,
+            solo=solo,
+            new_run=new_run,
+        )
+        self._deltas = Deltas(
+            self._state, staleness_window=staleness_window, ttl_s=darl.ttl_floor_s
+        )
+        announcer = Announcer(members or Alone())
+        self._leasing = Leasing(
+            self._state, self._deltas, announcer, darl=darl, aggregator_port=aggregator_port
+        )
+        announcer.deliver()
+
+    # --------------------------------------------------------------------------------- the run
+
+    @property
+    def run(self) -> str:
+        """Random id of the run, made with its ledger."""
+        return self._state.run
+
+    @property
+    def round(self) -> int:
+        """Version of theta_outer."""
+        return self._state.round
+
+    @property
+    def state_hash(self) -> str:
+        """Hash of theta_outer(round), "" before theta(0)."""
+        return self._state.state_hash
+
+    @property
+    def generation(self) -> str:
+        """Name of the generation that holds theta_outer(round), "" before theta(0)."""
+        return self._state.generation
+
+    def report(self) -> RoundReport | None:
+        """What the newest merge did."""
+        return self._state.report
+
+    def exhausted(self) -> bool:
+        """Whether every block is committed."""
+        with self._state.lock:
+            return self._state.table.complete
+
+    def status(self) -> Status:
+        """The run in numbers, as JSON-safe values."""
+        return status_of(self._state)
+
+    def live(self) -> tuple[Member, ...]:
+        """Members that are heard from."""
+        with self._state.lock:
+            return tuple(s.member for s in self._state.seats.values() if s.state == "live")
+
+    def expected(self) -> frozenset[str]:
+        """Live replicas that work on a lease whose delta has not come yet."""
+        with self._state.lock:
+            busy = {held.replica for held in self._state.table.leases() if not held.pinned}
+            return frozenset(m.replica for m in self.live() if m.replica in busy)
+
+    def verify(self) -> None:
+        """Checks the lease table's laws.
+
+        Raises:
+            LeaseError: one of them is broken.
+        """
+        with self._state.lock:
+            self._state.table.verify()
+
+    # -------------------------------------------------------------------------- the five calls
+
+    def register(self, message: Register, /) -> Registered:
+        """See `Leasing.register`."""
+        return self._leasing.register(message)
+
+    def acquire(self, message: Acquire, /) -> Acquired:
+        """See `Leasing.acquire`."""
+        return self._leasing.acquire(message)
+
+    def heartbeat(self, message: Heartbeat, /) -> Instruction:
+        """See `Leasing.heartbeat`."""
+        return self._leasing.heartbeat(message)
+
+    def release(self, message: Release, /) -> Done:
+        """See `Leasing.release`."""
+        return self._leasing.release(message)
+
+    def leave(self, message: Leave, /) -> Done:
+        """See `Leasing.leave`."""
+        return self._leasing.leave(message)
+
+    def tick(self) -> None:
+        """Expires leases and marks silent members gone; call it about every second."""
+        self._leasing.tick()
+
+    # ---------------------------------------------------------------------------------- deltas
+
+    def receive(self, offer: Offer) -> Verdict | None:
+        """See `Deltas.receive`."""
+        return self._deltas.receive(offer)
+
+    def staged(self) -> tuple[Staged, ...]:
+        """Undecided deltas, ordered by replica id, then delta id."""
+        with self._state.lock:
+            staged = list(self._state.pending.values())
+        return tuple(sorted(staged, key=lambda one: (one.offer.replica, one.offer.delta)))
+
+    def reject(self, delta: str, reason: str) -> Verdict:
+        """See `Deltas.reject`."""
+        return self._deltas.reject(delta, reason)
+
+    def close_round(
+        self, *, merged: Sequence[str], generation: str, state_hash: str, report: RoundReport
+    ) -> None:
+        """See `Deltas.close_round`."""
+        self._deltas.close_round(
+            merged=merged, generation=generation, state_hash=state_hash, report=report
+        )
+
+    def seed(self, *, generation: str, state_hash: str) -> None:
+        """See `Deltas.seed`."""
+        self._deltas.seed(generation=generation, state_hash=state_hash)
+
+    def verdicts(self, replica: str) -> tuple[Verdict, ...]:
+        """The replica's last verdicts, oldest first."""
+        return self._deltas.verdicts(replica)

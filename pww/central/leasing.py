@@ -1,0 +1,247 @@
+"""The lease protocol's five calls (register, acquire, heartbeat, release, leave), and time.
+
+Each may be repeated: a key gets its grant again, a registration or goodbye that came before changes
+nothing. What a reply says is on the disk before the reply exists.
+"""
+
+from collections.abc import Sequence
+
+from pww.central.deltas import Deltas
+from pww.central.membership import Announcer
+from pww.central.registration import check
+from pww.central.roster import Roster
+from pww.central.state import State, as_text
+from pww.config.schema import Darl
+from pww.errors import Refused
+from pww.lease.events import Event, Reason
+from pww.wire import (
+    Acquire,
+    Acquired,
+    Done,
+    Exhausted,
+    Granted,
+    Heartbeat,
+    Instruction,
+    Lease,
+    LeaseState,
+    Leave,
+    Register,
+    Registered,
+    Release,
+    Renewal,
+    Span,
+    Wait,
+)
+
+WAIT_S = 1.0
+"""How soon a replica that got nothing may ask again."""
+
+
+class Leasing:
+    """The five calls over one state; `announcer` hears of joins and leaves."""
+
+    def __init__(
+        self,
+        state: State,
+        deltas: Deltas,
+        announcer: Announcer,
+        *,
+        darl: Darl,
+        aggregator_port: int,
+    ) -> None:
+        self._state, self._deltas, self._announcer = state, deltas, announcer
+        self._darl, self._port = darl, aggregator_port
+        self._roster = Roster(state, announcer, detect_s=darl.detect_s)
+
+    def register(self, message: Register, /) -> Registered:
+        """Lets a process in; a new incarnation takes over what it claims, the rest is released.
+
+        Raises:
+            Refused: see `registration.check`.
+        """
+        state, table = self._state, self._state.table
+        with state.lock:
+            check(state, message, detect_s=self._darl.detect_s)
+            with state.change() as change:
+                if not self._sits(message):
+                    self._deltas.void(
+                        change,
+                        message.replica,
+                        presented=message.deltas,
+                        claimed=message.leases,
+                    )
+                    others = {h.id for h in table.leases(message.replica)} - set(message.leases)
+                    change.lease(
+                        table.decide_return(
+                            sorted(others), replica=message.replica, reason="taken over"
+                        )
+                    )
+                change.lease(self._revivable(message.replica, message.leases))
+                self._roster.sit(change, message)
+                if state.model == "":
+                    change.tx.execute("UPDATE run SET model = ?", message.model)
+                    change.then(lambda: setattr(state, "model", message.model))
+            reply = Registered(
+                run=state.run,
+                round=state.round,
+                aggregator_port=self._port,
+                heartbeat_s=self._darl.heartbeat_s,
+                detect_s=self._darl.detect_s,
+                leases=self._claimed(message),
+                verdicts=self._deltas.fates(message.replica, message.deltas),
+            )
+        self._announcer.deliver()
+        return reply
+
+    def acquire(self, message: Acquire, /) -> Acquired:
+        """One lease on the lowest free positions, or wait, or exhausted; repeated: the same lease.
+
+        Raises:
+            Refused: an unknown incarnation, or a key that was used for another request.
+        """
+        state, table = self._state, self._state.table
+        with self._roster.heard(message.replica, message.incarnation):
+            stored = self._stored_reply(message)
+            if stored is not None:
+                return stored
+            self._expire()
+            decided = table.decide_grant(
+                message.replica, num_blocks=message.num_blocks, ttl_s=message.ttl_s
+            )
+            if decided is None and table.complete:
+                return Acquired(answer=Exhausted(committed=table.committed.total))
+            if decided is None:
+                return Acquired(answer=Wait(retry_after_s=WAIT_S))
+            lease = Lease(
+                id=decided.lease,
+                replica=decided.replica,
+                span=Span(decided.start, decided.stop),
+                watermark=decided.stop,
+                ttl_s=decided.ttl_s,
+            )
+            reply = Acquired(answer=Granted(lease=lease, committed_windows=state.committed_windows))
+            with state.change() as change:
+                change.lease((decided,))
+                change.tx.execute(
+                    "INSERT INTO replies VALUES (?, ?, ?, ?)",
+                    message.key,
+                    message.incarnation,
+                    message.num_blocks,
+                    as_text(reply),
+                )
+            return reply
+
+    def heartbeat(self, message: Heartbeat, /) -> Instruction:
+        """Notes that the replica lives, renews its leases, and says which it has lost.
+
+        Raises:
+            Refused: an unknown incarnation.
+        """
+        state = self._state
+        with self._roster.heard(message.replica, message.incarnation) as seat:
+            seat.windows_per_s = message.windows_per_s
+            self._expire()
+            revived = self._revivable(message.replica, [each.id for each in message.leases])
+            if revived:
+                with state.change() as change:
+                    change.lease(revived)
+            return Instruction(
+                leases=tuple(self._renew(message.replica, each) for each in message.leases),
+                round=state.round,
+                committed_windows=state.committed_windows,
+                total_windows=state.space.total_windows,
+            )
+
+    def release(self, message: Release, /) -> Done:
+        """Takes leases back uncommitted; those of a received delta stay until its verdict.
+
+        Raises:
+            Refused: an unknown incarnation.
+        """
+        with self._roster.heard(message.replica, message.incarnation):
+            self._give_back(message.replica, message.leases, "released")
+        return Done()
+
+    def leave(self, message: Leave, /) -> Done:
+        """Goodbye; leases in `keep` and those of received deltas stay, the others return now.
+
+        Raises:
+            Refused: an incarnation that was replaced or never registered.
+        """
+        with self._state.lock:
+            seat = self._roster.seat_of(message.replica, message.incarnation)
+            held = {held.id for held in self._state.table.leases(message.replica)}
+            self._give_back(message.replica, sorted(held - set(message.keep)), "left")
+            self._roster.dismiss(seat, "left")
+        self._announcer.deliver()
+        return Done()
+
+    def tick(self) -> None:
+        """Expires leases and marks silent members gone; call it about every second."""
+        with self._state.lock:
+            self._expire()
+            self._roster.listen()
+        self._announcer.deliver()
+
+    def _sits(self, message: Register) -> bool:
+        seat = self._state.seats.get(message.replica)
+        return seat is not None and seat.member.incarnation == message.incarnation
+
+    def _stored_reply(self, message: Acquire) -> Acquired | None:
+        """The grant that this key got before: its reply was lost on the way."""
+        rows = self._state.ledger.rows(
+            "SELECT incarnation, num_blocks, reply FROM replies WHERE key = ?", message.key
+        )
+        if not rows:
+            return None
+        if rows[0][:2] != (message.incarnation, message.num_blocks):
+            raise Refused(
+                f"key {message.key} was used for another request: make a new one for each",
+                code="bad_request",
+            )
+        return Acquired.model_validate_json(str(rows[0][2]))
+
+    def _expire(self) -> None:
+        events = self._state.table.decide_expiry(self._state.clock.monotonic())
+        if events:
+            with self._state.change() as change:
+                change.lease(events)
+
+    def _give_back(self, replica: str, leases: Sequence[int], reason: Reason) -> None:
+        events = self._state.table.decide_return(leases, replica=replica, reason=reason)
+        if events:
+            with self._state.change() as change:
+                change.lease(events)
+
+    def _revivable(self, replica: str, leases: Sequence[int]) -> tuple[Event, ...]:
+        return self._state.table.decide_revive(
+            leases, replica=replica, ttl_s=self._darl.ttl_floor_s
+        )
+
+    def _renew(self, replica: str, renewal: Renewal) -> LeaseState:
+        """Extends a lease that is still this replica's; one that is not is named invalid."""
+        table = self._state.table
+        held = table.find(renewal.id, replica=replica)
+        if held is None:
+            return LeaseState(id=renewal.id, valid=False, stop=0, watermark=0)
+        table.renew(held.id, ttl_s=renewal.ttl_s, now_s=self._state.clock.monotonic())
+        return LeaseState(id=held.id, valid=True, stop=held.span.stop, watermark=held.watermark)
+
+    def _claimed(self, message: Register) -> tuple[Lease, ...]:
+        """The leases of a registration that are its own, with a fresh time to live."""
+        table, now_s = self._state.table, self._state.clock.monotonic()
+        claimed = []
+        for lease in dict.fromkeys(message.leases):
+            held = table.find(lease, replica=message.replica)
+            if held is not None:
+                table.renew(lease, ttl_s=self._darl.ttl_floor_s, now_s=now_s)
+                claimed.append(
+                    Lease(
+                        id=lease,
+                        replica=held.replica,
+                        span=held.span,
+                        watermark=held.watermark,
+                        ttl_s=table.remaining_s(lease, now_s),
+                    )
+                )
+        return tuple(claimed)

@@ -1,0 +1,80 @@
+"""Who may join, by the rules of identity: refusals with both sides' values and the remedy."""
+
+from pww.central.membership import Seat
+from pww.central.state import State, differences
+from pww.errors import Refused
+from pww.wire import PROTOCOL, Register
+
+
+def check(state: State, message: Register, *, detect_s: float) -> None:
+    """Passes a registration or says why not; changes nothing.
+
+    Raises:
+        Refused: bad_request, wrong_run, wrong_space, wrong_model, unknown_incarnation or
+            replica_taken.
+    """
+    if message.protocol != PROTOCOL:
+        raise Refused(
+            f"protocol {message.protocol} at the site, {PROTOCOL} at the central: install the same "
+            "version of pww on both",
+            code="bad_request",
+        )
+    _check_run(state, message)
+    ours = state.space.info()
+    if message.space != ours:
+        both = differences(message.space, ours, left="site", right="central")
+        raise Refused(
+            f"other data or other leases ({both}): use the same data.*, darl.* and tokenizer on "
+            "both sides",
+            code="wrong_space",
+        )
+    if state.model not in ("", message.model):
+        raise Refused(
+            f"another model: site {message.model}, central {state.model} (of the first site): use "
+            "the same model.* everywhere, or start a new run with run.name=...",
+            code="wrong_model",
+        )
+    if state.ledger.rows(
+        "SELECT 1 FROM members WHERE incarnation = ? AND (state = 'replaced' OR replica != ?)",
+        message.incarnation,
+        message.replica,
+    ):
+        raise Refused(
+            f"incarnation {message.incarnation} was replaced by a newer process of its replica or "
+            "belongs to another one: start the process again",
+            code="unknown_incarnation",
+        )
+    seat = state.seats.get(message.replica)
+    if seat is not None and seat.member.incarnation != message.incarnation:
+        _check_free(seat, message.replica, state.clock.monotonic(), detect_s)
+
+
+def _check_run(state: State, message: Register) -> None:
+    if message.run not in ("", state.run):
+        raise Refused(
+            f"this central serves run {state.run}, your checkpoint belongs to run {message.run}: "
+            "start with a new run.name, or point central.url at the central of that run",
+            code="wrong_run",
+        )
+    if message.last_round > state.round:
+        raise Refused(
+            f"this central is at round {state.round} of run {state.run}, {message.replica} saw "
+            f"round {message.last_round}: central is behind: its state was lost; restore its state "
+            "folder, or start with a new run.name on both sides",
+            code="wrong_run",
+        )
+
+
+def _check_free(seat: Seat, replica: str, now_s: float, detect_s: float) -> None:
+    """A replica id is free when its last process said goodbye or was silent for long enough."""
+    silent_s = now_s - seat.seen_s
+    if seat.state != "live" or silent_s >= detect_s:
+        return
+    left_s = detect_s - silent_s
+    raise Refused(
+        f"replica {replica} is running already (incarnation {seat.member.incarnation[:8]}, heard "
+        f"{max(0.0, silent_s):.1f} s ago): give this process its own id with replica=..., or wait "
+        f"{left_s:.1f} s if that one is dead",
+        code="replica_taken",
+        retry_after_s=left_s,
+    )
