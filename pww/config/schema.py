@@ -1,6 +1,7 @@
-"""The frozen, strict shape of a configuration; every value's home is `conf/`, so there are no defaults here.
+"""The frozen, strict shape of a configuration; every value's home is `conf/`, so no defaults here.
 
-Hydra's structured configs drop unknown `+keys` silently and know no `Literal`; pydantic refuses both.
+Hydra's structured configs drop unknown `+keys` silently and know no `Literal`; pydantic refuses
+both.
 One class per config group; a variant is a discriminated union over `kind`. No torch.
 """
 
@@ -9,7 +10,11 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 # In pydantic's (Rust) patterns `$` is the very end: a trailing newline does not match.
-Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_.-]{0,31}$")]
+Name = Annotated[
+    str,
+    StringConstraints(pattern=r"^[a-z0-9][a-z0-9_.-]{0,31}$"),
+    Field(description="1 to 32 of a-z 0-9 . _ -, starting with a letter or digit"),
+]
 Positive = Annotated[int, Field(ge=1)]
 Port = Annotated[int, Field(ge=1, le=65535)]
 Seconds = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
@@ -18,16 +23,30 @@ Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class Section(BaseModel):
-    """Base of every group: immutable, closed, no coercion."""
+    """Base of every group: immutable, closed, no coercion, finite numbers only."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class Run(Section):
     """What this run is called and where it lands."""
 
-    name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
+    name: Annotated[
+        str,
+        StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"),
+        Field(description="auto, or 1 to 64 of letters, digits, . _ -, not starting with . _ -"),
+    ]  # "auto": the time of the start
     root: str  # run folders are made below it
+
+
+class Partition(Section):
+    """What comes with one partition of a queue."""
+
+    cores_per_gpu: Positive
+    peak_tflops: Annotated[float, Field(ge=0)]
+    whole_nodes: bool  # nothing less than a node
+    own_memory: bool  # memory comes with the GPUs; asking for all of the node's is refused
+    max_hours: Annotated[float, Field(gt=0)]
 
 
 class Slurm(Section):
@@ -36,13 +55,19 @@ class Slurm(Section):
     kind: Literal["slurm"]
     partition: str
     account: str
-    time: Annotated[str, StringConstraints(pattern=r"^([0-9]+-)?[0-9]{1,2}:[0-9]{2}:[0-9]{2}$")]
+    time: Annotated[
+        str,
+        StringConstraints(pattern=r"^([0-9]+-)?[0-9]{1,3}:[0-5][0-9]:[0-5][0-9]$"),
+        Field(description="[days-]hours:minutes:seconds, in quotes"),
+    ]
     memory: str  # "0": all of the node's; "": it comes with the GPUs
     gpus_per_node: Positive
     node_gpus: Positive  # GPUs of a whole node
-    cpu_bind: str
+    cpu_bind: Literal["none", "cores", "threads", "sockets"]  # where no masks apply
     distribution: str
     exclusive: bool
+    signal_s: Positive  # the job is told to stop this long before its limit
+    partitions: dict[str, Partition]
     setup: Annotated[tuple[str, ...], Field(strict=False)]  # lines of shell before srun
     python: str  # interpreter, with its container prefix if any
 
@@ -59,14 +84,20 @@ class Site(Section):
     name: Name
     device: Literal["cpu", "cuda", "rocm"]
     num_nodes: Positive
+    ranks: Positive  # what parallel.ranks is unless it is given
     ranks_per_node: Positive
     cores_per_rank: Positive
-    node_cores: Positive
-    device_variable: str  # exactly one: ROCR_VISIBLE_DEVICES, CUDA_VISIBLE_DEVICES, or "" on CPU
-    cpu_masks: Annotated[tuple[str, ...], Field(strict=False)]  # one hex mask a local rank; full nodes
+    node_cores: Positive  # that a job may use
+    reserved_cores: Annotated[tuple[int, ...], Field(strict=False)]  # the operating system's
+    device_variable: Literal["", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"]
+    cpu_masks: Annotated[
+        tuple[str, ...], Field(strict=False)
+    ]  # one hex mask a local rank; full nodes
     interface: str  # network interface prefix for collectives, "" to let the library find it
     scratch: str
-    peak_tflops: Annotated[float, Field(ge=0)]  # dense bf16 per rank; 0: unknown, no MFU is reported
+    peak_tflops: Annotated[
+        float, Field(ge=0)
+    ]  # dense bf16 per rank; 0: unknown, no MFU is reported
     queue: Annotated[Slurm | InPlace, Field(discriminator="kind")]
 
 
@@ -171,7 +202,9 @@ class Data(Section):
 
     name: Name
     kind: Literal["pydocs", "text", "jsonl"]
-    files: Annotated[tuple[str, ...], Field(strict=False)]  # globs, below one of `roots`; [] for pydocs
+    files: Annotated[
+        tuple[str, ...], Field(strict=False)
+    ]  # globs, below one of `roots`; [] for pydocs
     roots: Annotated[tuple[str, ...], Field(strict=False)]
     cache: str  # tokenised corpora are kept below it
     tokenizer: Annotated[BpeTokenizer | FileTokenizer, Field(discriminator="kind")]
@@ -211,7 +244,11 @@ class Wandb(Section):
     """Where the metrics go besides metrics.jsonl."""
 
     mode: Literal["offline", "online", "disabled"]
-    project: str
+    project: Annotated[
+        str,
+        StringConstraints(pattern=r"^[^/\\\\#?%:]{1,128}$"),
+        Field(description="1 to 128 characters without / \\ # ? % :"),
+    ]
 
 
 class Metrics(Section):

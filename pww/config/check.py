@@ -1,0 +1,212 @@
+"""Rules across groups: what must fit together before anything starts; each is a small function.
+
+A rule names the keys that it reads, so that it stays silent where one of them is already at fault.
+What a machine wants of a submission is in `check_site`.
+"""
+
+import ipaddress
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from pww.config import check_site
+from pww.config.schema import Config
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A check and the keys that it reads (a key stands for everything below it)."""
+
+    keys: tuple[str, ...]
+    check: Callable[[Config], Iterator[str]]
+
+
+def check(config: Config, *, at_fault: Callable[[str], bool] = lambda key: False) -> list[str]:
+    """One sentence for each broken rule; rules that read a key `at_fault` are left out."""
+    found: list[str] = []
+    for rule in RULES:
+        if not any(at_fault(key) for key in rule.keys):
+            found += rule.check(config)
+    return found
+
+
+def replicas_fit(config: Config) -> Iterator[str]:
+    """Replicas are equal blocks of ranks; and one allocation runs one of them for now."""
+    k, ranks = config.diloco.replicas, config.parallel.ranks
+    if ranks % k:
+        divisors = ", ".join(str(d) for d in range(1, ranks + 1) if ranks % d == 0)
+        yield (
+            f"diloco.replicas={k}: must divide parallel.ranks={ranks}, so that replicas are equal "
+            f"blocks of ranks; one of {divisors}"
+        )
+    elif k > 1:
+        yield (
+            f"diloco.replicas={k}: one allocation runs one replica in this version; "
+            "start replica=a and replica=b against one central instead"
+        )
+
+
+def phases_are_blocks(config: Config) -> Iterator[str]:
+    """A phase trains on a whole number of blocks, since blocks are what is leased."""
+    steps, batch = config.diloco.inner_steps, config.optim.batch_windows
+    block = config.darl.block_windows
+    windows = steps * batch
+    if windows % block == 0:
+        return
+    unit = block // math.gcd(batch, block)
+    lower, upper = steps // unit * unit, (steps // unit + 1) * unit
+    near = f"{lower} or {upper}" if lower else f"{upper}"
+    fit = "less than one block" if windows < block else "not a whole number of blocks"
+    yield (
+        f"diloco.inner_steps={steps}: times optim.batch_windows={batch} that is {windows} windows "
+        f"a phase, {fit} of darl.block_windows={block}; use diloco.inner_steps={near}, or a "
+        f"darl.block_windows that divides {windows}"
+    )
+
+
+def batch_divides(config: Config) -> Iterator[str]:
+    """Every rank gets the same number of windows a step."""
+    batch, ranks = config.optim.batch_windows, config.parallel.ranks
+    if batch % ranks:
+        yield (
+            f"optim.batch_windows={batch}: must be a multiple of parallel.ranks={ranks}; "
+            f"for example {-(-batch // ranks) * ranks}"
+        )
+
+
+def single_is_one(config: Config) -> Iterator[str]:
+    """`parallel=single` has nothing to share."""
+    if config.parallel.kind == "single" and config.parallel.ranks != 1:
+        yield (
+            f"parallel.ranks={config.parallel.ranks}: parallel.kind=single has one rank; "
+            "use parallel=fsdp"
+        )
+
+
+def heads_fit(config: Config) -> Iterator[str]:
+    """Attention's shapes."""
+    model = config.model
+    if model.kind == "custom":
+        if model.num_heads % model.num_kv_heads:
+            yield (
+                f"model.num_kv_heads={model.num_kv_heads}: must divide "
+                f"model.num_heads={model.num_heads}"
+            )
+        if model.head_dim % 2:
+            yield (
+                f"model.head_dim={model.head_dim}: must be even, since rotary embeddings turn pairs"
+            )
+
+
+def outer_fits(config: Config) -> Iterator[str]:
+    """sgd has no momentum, so one that is set would be ignored."""
+    outer = config.diloco.outer
+    if outer.optimizer == "sgd" and outer.momentum != 0:
+        yield (
+            f"diloco.outer.momentum={outer.momentum:g}: diloco.outer.optimizer=sgd has none; "
+            "use diloco.outer.momentum=0, or nesterov"
+        )
+
+
+def heartbeats_fit(config: Config) -> Iterator[str]:
+    """A replica must be able to say that it lives before it is declared gone."""
+    darl = config.darl
+    if darl.heartbeat_s >= darl.detect_s:
+        yield (
+            f"darl.heartbeat_s={darl.heartbeat_s:g}: must be less than "
+            f"darl.detect_s={darl.detect_s:g}, else every replica counts as gone"
+        )
+    if darl.heartbeat_s >= darl.ttl_floor_s:
+        yield (
+            f"darl.ttl_floor_s={darl.ttl_floor_s:g}: must be more than "
+            f"darl.heartbeat_s={darl.heartbeat_s:g}, else leases expire between two heartbeats"
+        )
+
+
+def retries_fit(config: Config) -> Iterator[str]:
+    """The pause between tries grows up to its limit."""
+    transport = config.transport
+    if transport.retry_max_s < transport.retry_first_s:
+        yield (
+            f"transport.retry_max_s={transport.retry_max_s:g}: must be at least "
+            f"transport.retry_first_s={transport.retry_first_s:g}"
+        )
+
+
+def ports_differ(config: Config) -> Iterator[str]:
+    """Two services, two ports."""
+    central = config.central
+    if central.port == central.aggregator_port:
+        yield (
+            f"central.aggregator_port={central.aggregator_port}: taken by central.port; "
+            "give another one"
+        )
+
+
+def central_is_here(config: Config) -> Iterator[str]:
+    """Without credentials a central serves, and a site asks, the loopback interface only."""
+    if not is_loopback(config.central.host):
+        yield (
+            f"central.host={config.central.host}: without credentials the central serves this "
+            "machine only; use 127.0.0.1, ::1 or localhost"
+        )
+
+
+def url_is_here(config: Config) -> Iterator[str]:
+    """`central.url` is `none` or plain HTTP to this machine, with a port and nothing else."""
+    url = config.central.url
+    if url == "none":
+        return
+    example = f"none, or http://127.0.0.1:{config.central.port}"
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        parts, port = urlsplit(""), None
+    bare = parts.path in ("", "/") and not parts.query and not parts.fragment and not parts.username
+    if parts.scheme != "http" or not parts.hostname or not port or not bare:
+        yield f"central.url={url}: must be {example}"
+    elif not is_loopback(parts.hostname):
+        yield (
+            f"central.url={url}: without credentials a site talks to a central on this machine "
+            f"only; {example}"
+        )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether `host` is this machine, by 127.0.0.0/8, ::1 or its usual name."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def tokenizer_fits(config: Config) -> Iterator[str]:
+    """Where the text comes from decides whether there are files."""
+    data = config.data
+    if data.kind == "pydocs" and data.files:
+        yield "data.files: data.kind=pydocs reads no files; use []"
+    if data.kind != "pydocs" and not data.files:
+        yield f"data.files=[]: data.kind={data.kind} needs at least one file or pattern"
+    if data.kind != "pydocs" and not data.roots:
+        yield "data.roots=[]: name at least one folder to look for data.files in"
+
+
+RULES = (
+    Rule(("diloco.replicas", "parallel.ranks"), replicas_fit),
+    Rule(("diloco.inner_steps", "optim.batch_windows", "darl.block_windows"), phases_are_blocks),
+    Rule(("optim.batch_windows", "parallel.ranks"), batch_divides),
+    Rule(("parallel.kind", "parallel.ranks"), single_is_one),
+    Rule(("model",), heads_fit),
+    Rule(("diloco.outer",), outer_fits),
+    Rule(("darl.heartbeat_s", "darl.detect_s", "darl.ttl_floor_s"), heartbeats_fit),
+    Rule(("transport.retry_first_s", "transport.retry_max_s"), retries_fit),
+    Rule(("central.port", "central.aggregator_port"), ports_differ),
+    Rule(("central.host",), central_is_here),
+    Rule(("central.url",), url_is_here),
+    Rule(("data.kind", "data.files", "data.roots"), tokenizer_fits),
+    *(Rule(keys, rule) for keys, rule in check_site.RULES),
+)

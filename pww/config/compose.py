@@ -1,0 +1,273 @@
+"""Hydra's part: overrides become one composed tree, and what Hydra refuses becomes sentences.
+
+Hydra stops at its first error. Here the overrides that it refuses are found one by one, set aside
+with a sentence each, and the rest is composed all the same, so that faults of every kind are
+reported together.
+"""
+
+import difflib
+import math
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pww.config.faults import Faults, did_you_mean, flat
+from pww.config.paths import CONF, PROJECT
+from pww.config.words import line_of, parse
+
+if TYPE_CHECKING:
+    from hydra.core.override_parser.types import Override
+    from omegaconf import DictConfig
+
+CONFIG_NAME = "config"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where to compose from: the primary config's name, the tree, and folders searched after it."""
+
+    config_name: str = CONFIG_NAME
+    config_dir: Path = CONF
+    extra_dirs: tuple[Path, ...] = ()
+
+
+class Composer:
+    """Composes override tokens; made by `composer`, which holds Hydra's global state."""
+
+    def __init__(self, source: Source) -> None:
+        from hydra._internal.config_loader_impl import ConfigLoaderImpl
+        from hydra._internal.config_repository import ConfigRepository
+        from hydra.core.config_search_path import SearchPathQuery
+        from hydra.core.global_hydra import GlobalHydra
+
+        self._source = source
+        loader = GlobalHydra.instance().config_loader()
+        assert isinstance(loader, ConfigLoaderImpl)
+        for folder in source.extra_dirs:
+            loader.config_search_path.prepend(
+                "command-line", f"file://{folder}", anchor=SearchPathQuery(provider="schema")
+            )
+        # Asked directly: the loader would read every source again for each question
+        self._files = loader.repository = ConfigRepository(loader.config_search_path)
+        self._loader = loader
+
+    def compose(self, tokens: Sequence[str]) -> "DictConfig":
+        """The composed tree with its `hydra` node; raises whatever Hydra raises."""
+        import hydra
+
+        return hydra.compose(
+            self._source.config_name, overrides=list(tokens), return_hydra_config=True
+        )
+
+    def options(self, group: str) -> list[str]:
+        """The choices of a group; [] when it is no group."""
+        from hydra.core.object_type import ObjectType
+
+        if not re.fullmatch(r"\w[\w/-]*", group):
+            return []
+        return sorted(set(self._files.get_group_options(group, ObjectType.CONFIG)))
+
+    def groups(self, above: str = "") -> list[str]:
+        """Every group of ours, subgroups included, in the order of their names."""
+        from hydra.core.object_type import ObjectType
+
+        found = []
+        for name in sorted(set(self._files.get_group_options(above, ObjectType.GROUP))):
+            group = f"{above}/{name}" if above else name
+            if group != "hydra":
+                found += [group] if self.options(group) else []
+                found += self.groups(group)
+        return found
+
+    def parse(self, words: Sequence[str], faults: Faults) -> list["Override"]:
+        """The overrides that these words are; see `words.parse`."""
+        return parse(words, loader=self._loader, faults=faults)
+
+    def tree(
+        self, overrides: Sequence["Override"], faults: Faults
+    ) -> tuple["DictConfig | None", list[str]]:
+        """The tree of what can be composed, and the group choices in it.
+
+        Each override that cannot is a fault of its own.
+        """
+        from hydra.errors import HydraException
+
+        groups = [
+            o for o in overrides if self.options(o.key_or_group) and not isinstance(o.value(), dict)
+        ]
+        try:
+            return self.compose([line_of(o) for o in overrides]), [line_of(o) for o in groups]
+        except (HydraException, ValueError) as error:
+            first = error
+        try:
+            base = self.compose([])
+            chosen = self._sift(groups, base, faults, self._compose_with)
+            base = self.compose(chosen)
+            keys = [o for o in overrides if o not in groups]
+            good = [*chosen, *self._sift(keys, base, faults, _apply)]
+            return self.compose(good), chosen
+        except (HydraException, ValueError) as error:
+            faults.add(flat(error) or flat(first))
+            return None, []
+
+    def launcher(self, tree: "DictConfig", faults: Faults) -> None:
+        """A sweep's launcher must find all that it interpolates."""
+        from omegaconf import OmegaConf
+        from omegaconf.errors import OmegaConfBaseException
+
+        try:
+            OmegaConf.to_container(tree.hydra.launcher, resolve=True)
+        except OmegaConfBaseException as error:
+            chosen = tree.hydra.runtime.choices["hydra/launcher"]
+            faults.add(
+                f"hydra/launcher={chosen}: does not fit site={tree.hydra.runtime.choices['site']} "
+                f"({flat(error)}); leave it out"
+            )
+
+    def _sift(
+        self,
+        overrides: Sequence["Override"],
+        base: "DictConfig",
+        faults: Faults,
+        attempt: "Callable[[Override, DictConfig], None]",
+    ) -> list[str]:
+        """Those of `overrides` that Hydra accepts."""
+        from hydra.errors import HydraException
+
+        good = []
+        for override in overrides:
+            try:
+                attempt(override, base)
+            except (HydraException, ValueError) as error:
+                self._explain(override, base, error, faults)
+            else:
+                good.append(line_of(override))
+        return good
+
+    def _compose_with(self, override: "Override", base: "DictConfig") -> None:
+        self.compose([line_of(override)])
+
+    def _explain(
+        self, override: "Override", base: "DictConfig", error: Exception, faults: Faults
+    ) -> None:
+        """One sentence on why Hydra refused `override`."""
+        key, line = override.key_or_group, line_of(override)
+        head = key.partition(".")[0]
+        options = [] if isinstance(override.value(), dict) else self.options(key)
+        if override.is_sweep_override():
+            plain = line.partition("=")[2]
+            faults.add(
+                f"{line}: several values are a sweep; add -m, or write '{key}=\"{plain}\"' "
+                "if they are one text",
+                key,
+            )
+        elif options and not override.is_add() and override.value() not in options:
+            given = line.partition("=")[2]
+            faults.add(
+                f"{line}: {key} is one of {', '.join(options)}{did_you_mean(given, options)}",
+                key.replace("/", "."),
+            )
+        elif options and override.is_add():
+            faults.add(f"{line}: {key} is chosen already; write {line.lstrip('+')}", key)
+        elif override.is_add() and _has(base, key):
+            faults.add(f"{line}: the key exists already; write {line.lstrip('+')}", key)
+        elif head in faults.keys:
+            # its group was refused, so whether the key exists there cannot be said
+            faults.keys.add(key)
+        elif not _has(base, key):
+            faults.add(f"{line}: {_unknown(base, key)}", key, *_meant(base, key))
+        else:
+            faults.add(f"{line}: {flat(error)}", key)
+
+
+@contextmanager
+def composer(source: Source) -> Iterator[Composer]:
+    """A `Composer`; Hydra's global state is as before afterwards.
+
+    Raises:
+        ConfigError: never here; faults are collected by the caller.
+    """
+    from hydra import initialize_config_dir
+
+    register_resolvers()
+    with initialize_config_dir(config_dir=str(source.config_dir), version_base="1.3"):
+        yield Composer(source)
+
+
+def _apply(override: "Override", base: "DictConfig") -> None:
+    """Tries one key on a copy of the tree, as Hydra does after composing; raises as it does."""
+    from hydra._internal.config_loader_impl import ConfigLoaderImpl
+
+    if override.is_sweep_override():
+        raise ValueError("a sweep")
+    ConfigLoaderImpl._apply_overrides_to_config([override], deepcopy(base))
+
+
+def register_resolvers() -> None:
+    """What `conf/` may write besides OmegaConf's own: `${product:a,b}` and `${project:folder}`."""
+    from omegaconf import OmegaConf
+
+    OmegaConf.register_new_resolver("product", _product, replace=True)
+    OmegaConf.register_new_resolver("project", lambda path: str(PROJECT / path), replace=True)
+
+
+def _product(*factors: object) -> int:
+    for factor in factors:
+        if not isinstance(factor, int) or isinstance(factor, bool):
+            raise ValueError(f"{factor} is not a whole number")
+    return math.prod(f for f in factors if isinstance(f, int))
+
+
+def _has(config: "DictConfig", key: str) -> bool:
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    parent, _, leaf = key.rpartition(".")
+    try:
+        node: Any = OmegaConf.select(config, parent) if parent else config
+    except OmegaConfBaseException:
+        return False
+    return OmegaConf.is_dict(node) and leaf in list(node.keys())
+
+
+def _keys(config: Any, prefix: str = "") -> list[str]:
+    """Every dotted key below `config`, hydra's left out."""
+    from omegaconf import OmegaConf
+
+    found = []
+    raw: Any = (
+        OmegaConf.to_container(config, resolve=False) if OmegaConf.is_config(config) else config
+    )
+    for key, value in raw.items():
+        if prefix or key != "hydra":
+            found.append(f"{prefix}{key}")
+            if isinstance(value, dict):
+                found += _keys(value, f"{prefix}{key}.")
+    return found
+
+
+def _meant(config: "DictConfig", key: str) -> list[str]:
+    return difflib.get_close_matches(key, _keys(config), n=1, cutoff=0.6)
+
+
+def _unknown(config: "DictConfig", key: str) -> str:
+    """Which part of `key` does not exist, and what does."""
+    from omegaconf import OmegaConf
+
+    parts = key.split(".")
+    for depth, part in enumerate(parts):
+        above = ".".join(parts[:depth])
+        node: Any = OmegaConf.select(config, above) if above else config
+        if not OmegaConf.is_dict(node):
+            return f"{above} is a value and has no keys below it"
+        names = sorted(str(k) for k in node if k != "hydra")
+        if part not in node:
+            where = (
+                f"{above} has no key {part}; it has" if above else "no such key or group; there are"
+            )
+            return f"{where} {', '.join(names)}{did_you_mean(key, _keys(config))}"
+    return "cannot be set"

@@ -1,0 +1,166 @@
+"""A command line becomes checked configurations, one a job, or every fault of all of them at once.
+
+Where a key is at fault its composed default stands in, so that the rules on all other keys can
+still be checked; rules that read a key at fault stay silent.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from pww.config.check import check
+from pww.config.compose import Composer, Source, composer
+from pww.config.faults import Faults
+from pww.config.refused import explain
+from pww.config.resolve import plain, spread
+from pww.config.schema import Config
+from pww.config.words import sweep
+from pww.errors import ConfigError
+
+if TYPE_CHECKING:
+    from hydra.core.override_parser.types import Override
+
+Refine = Callable[[Config, frozenset[str]], Config]
+"""A program's own last check, given the keys that the user set; it may raise ConfigError."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What will run: one configuration a job, and the words as Hydra is to see them."""
+
+    configs: tuple[Config, ...]
+    words: tuple[str, ...]
+    multirun: bool
+
+
+def prepare(
+    words: Sequence[str],
+    *,
+    defaults: Sequence[str] = (),
+    source: Source | None = None,
+    multirun: bool = False,
+    refine: Refine | None = None,
+) -> Prepared:
+    """Composes and checks every job of a command line; nothing is started or written.
+
+    Args:
+        words: override tokens of the user.
+        defaults: override tokens of the program, which the user's beat.
+        multirun: expand sweeps (also where `hydra.mode=MULTIRUN` says so).
+
+    Raises:
+        ConfigError: every fault of every job.
+    """
+    faults = Faults()
+    configs: list[Config] = []
+    with composer(source or Source()) as hydra:
+        ours = hydra.parse(defaults, faults)
+        theirs = hydra.parse(words, faults)
+        parsed = [*ours, *theirs]
+        multirun = multirun or any(o.input_line == "hydra.mode=MULTIRUN" for o in theirs)
+        given = frozenset(o.key_or_group.replace("/", ".") for o in theirs)
+        for job in sweep(parsed, faults) if multirun else [parsed]:
+            # Each job starts from the faults of the words themselves
+            mine = Faults(keys=set(faults.keys))
+            config = _one(hydra, job, mine, multirun=multirun)
+            if config is not None and refine is not None:
+                try:
+                    configs.append(refine(config, given))
+                except ConfigError as error:
+                    mine.sentences += error.faults
+            elif config is not None:
+                configs.append(config)
+            for sentence in mine.sentences:
+                faults.add(sentence)
+    if faults.sentences:
+        raise ConfigError(faults.sentences)
+    lines = tuple(o.input_line for o in parsed if o.input_line is not None)
+    return Prepared(tuple(configs), lines, multirun)
+
+
+def validate(values: Mapping[str, Any]) -> Config:
+    """A plain tree as a `Config`, all rules checked.
+
+    Raises:
+        ConfigError: every fault.
+    """
+    faults = Faults()
+    config = _validated(values, faults, {})
+    if config is not None:
+        faults.sentences += check(config)
+    if config is None or faults.sentences:
+        raise ConfigError(faults.sentences)
+    return config
+
+
+def find(words: Sequence[str], *, source: Source, defaults: Sequence[str] = ()) -> list[str]:
+    """Why Hydra cannot compose these words, a sentence each; [] if it can."""
+    faults = Faults()
+    with composer(source) as hydra:
+        hydra.tree(hydra.parse([*defaults, *words], faults), faults)
+    return faults.sentences
+
+
+def _one(
+    hydra: Composer, overrides: Sequence["Override"], faults: Faults, *, multirun: bool
+) -> Config | None:
+    tree, groups = hydra.tree(overrides, faults)
+    if tree is None:
+        return None
+    if multirun:
+        hydra.launcher(tree, faults)
+    values, derived = plain(tree, faults)
+    spread(faults, derived)
+    config = _validated(values, faults, derived)
+    if config is None or faults.keys:
+        base, _ = plain(hydra.compose(groups), Faults())
+        config = _repaired(values, base, faults)
+    if config is not None:
+        for sentence in check(config, at_fault=faults.touches):
+            faults.add(sentence)
+    return None if faults.sentences else config
+
+
+def _validated(
+    values: Mapping[str, Any], faults: Faults, derived: dict[str, set[str]]
+) -> Config | None:
+    try:
+        return Config.model_validate(values)
+    except ValidationError as error:
+        found = list(explain(error.errors()))
+    known = [f for f in found if f.key not in faults.keys]
+    # What was typed is at fault before what was derived from it
+    for fault in known:
+        if fault.key not in derived:
+            faults.add(fault.sentence, fault.key)
+    spread(faults, derived)
+    for fault in known:
+        if fault.key not in faults.keys:
+            faults.add(fault.sentence, fault.key)
+    spread(faults, derived)
+    return None
+
+
+def _repaired(values: Mapping[str, Any], base: Mapping[str, Any], faults: Faults) -> Config | None:
+    """`values` with the composed default in place of every key at fault, if that makes a whole."""
+    repaired: dict[str, Any] = deepcopy(dict(values))
+    for key in faults.keys:
+        parts = key.partition("[")[0].split(".")
+        here: Any = repaired
+        there: Any = base
+        for part in parts[:-1]:
+            there = there.get(part) if isinstance(there, Mapping) else None
+            here = here.get(part) if isinstance(here, dict) else None
+        if not isinstance(here, dict):
+            continue
+        if isinstance(there, Mapping) and parts[-1] in there:
+            here[parts[-1]] = deepcopy(there[parts[-1]])
+        else:
+            here.pop(parts[-1], None)
+    try:
+        return Config.model_validate(repaired)
+    except ValidationError:
+        return None
