@@ -42,7 +42,7 @@ class AsgiServer:
         """Serves `app` until `stop`; returns when it answers."""
         config = uvicorn.Config(
             app, lifespan="off", access_log=False, log_level="warning", timeout_keep_alive=75,
-            timeout_graceful_shutdown=3,
+            timeout_graceful_shutdown=3, ws="none",
         )  # fmt: skip
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(

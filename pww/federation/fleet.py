@@ -1,0 +1,319 @@
+"""What `flower-supernode` does, as a library inside rank 0: requests out, nothing listens or exits.
+
+flwr's own connection manager interrupts its process on a 401 and lets its heartbeat thread die on a
+500; this one turns every fault into a retry or an exception of ours. An instruction is handed out
+once: when an answer that may have carried one is lost, the node deactivates and activates itself,
+which tells the central that it holds none.
+"""
+
+import logging
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import httpx
+from cryptography.hazmat.primitives.asymmetric import ec
+from flwr.app import Message, Metadata, RecordDict
+from flwr.app.message import make_message, remove_content_from_message
+from flwr.common.serde import message_to_proto
+from flwr.proto.fleet_pb2 import (
+    ActivateNodeRequest,
+    DeactivateNodeRequest,
+    PullMessagesRequest,
+    PushMessagesRequest,
+)
+from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
+from flwr.proto.node_pb2 import Node
+from flwr.supercore.inflatable import inflatable_object as objects
+from flwr.supercore.inflatable import inflatable_protobuf_utils as wiring
+from flwr.supercore.inflatable import inflatable_utils as transfer
+from flwr.supernode.fleet_http_client import FleetHttpClient
+
+from pww.clock import Clock
+from pww.config.schema import Transport
+from pww.errors import PayloadError, Unreachable
+from pww.federation.records import MB, SLACK_CHUNKS
+from pww.federation.signing import Signer
+from pww.transport.retry import Retry, TryAgain, Uniform
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+CHUNK_BYTES = 5_242_880
+LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+UPLOAD_TRIES = 5
+TRANSFER_S = 120.0
+
+
+class NotAdmitted(Exception):
+    """The central does not know this node's key (yet, or any more)."""
+
+
+class RunOver(Exception):
+    """The instruction belongs to an earlier life of the central: a new one will come."""
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """One instruction in hand: Flower's addressing, and our content."""
+
+    metadata: Metadata
+    content: RecordDict
+
+
+class FleetSite:
+    """One node of the federation; its key lives in this process's memory only. Not thread-safe."""
+
+    def __init__(
+        self,
+        address: str,
+        transport: Transport,
+        *,
+        clock: Clock,
+        stop: threading.Event,
+        random: Uniform,
+        heartbeat_s: float = 15.0,
+    ) -> None:
+        """`address` is `host:port` of the central's aggregator. Nothing is sent yet."""
+        self._clock, self._stop = clock, stop
+        self._limit_mb, self._heartbeat_s = transport.limit_mb, heartbeat_s
+        self._signer = Signer(ec.generate_private_key(ec.SECP384R1()), clock=clock)
+        self._retry = Retry(
+            f"the central's aggregator at {address}",
+            first_s=transport.retry_first_s,
+            max_s=transport.retry_max_s,
+            clock=clock,
+            stop=stop,
+            random=random,
+        )
+        self._api = _client(address, self._signer, transport.timeout_s)
+        # Its own connection: a bulk transfer must not delay heartbeats.
+        self._beat_api = _client(address, self._signer, min(transport.timeout_s, heartbeat_s))
+        self._node: Any = None  # once activated, for good: a key has one node id
+        self._active = False
+        self._in_doubt = False  # an instruction may have been lost on its way here
+        self._closed = threading.Event()
+        self._beat = threading.Thread(target=self._beats, daemon=True, name="flower-heartbeat")
+
+    @property
+    def public_pem(self) -> str:
+        """The public key of this incarnation, for `Register.node_key`."""
+        return self._signer.public_pem.decode()
+
+    @property
+    def num_retries(self) -> int:
+        """Requests so far that were repeats."""
+        return self._retry.num_retries
+
+    def receive(self) -> Instruction | None:
+        """The next instruction, or None when there is none now. Repeats through outages.
+
+        Raises:
+            NotAdmitted: the central does not know the key.
+            PayloadError: an instruction over the limit, or one that cannot be unpacked; it is gone.
+            Stopped: the stop was asked for while the central did not answer.
+        """
+        return self._retry.run(self._receive, what="asking for instructions")
+
+    def reply(self, to: Instruction, content: RecordDict) -> bool:
+        """Sends the answer to an instruction; False if the central no longer takes one for it.
+
+        Raises:
+            NotAdmitted: the central does not know the key.
+            Stopped: the stop was asked for while the central did not answer.
+        """
+        message = _reply(to, content)
+        self._in_doubt = True  # unless it is taken, the central may think that we still hold it
+        with objects.no_object_id_recompute():
+            message.metadata.__dict__["_message_id"] = message.object_id
+            for attempt in range(UPLOAD_TRIES):
+                try:
+                    taken = self._upload(message)
+                except RunOver:
+                    return False
+                except Unreachable as fault:
+                    log.warning("%s", fault)
+                    return False
+                except transfer.ObjectPushError as fault:
+                    # It may have arrived and only the answer got lost: ask what is missing now.
+                    log.debug("upload: %s", fault)
+                    continue
+                self._in_doubt = not (taken or attempt)
+                return taken or attempt > 0
+        log.warning("a reply could not be uploaded in %d tries; it is sent again", UPLOAD_TRIES)
+        return False
+
+    def ask_again(self) -> None:
+        """Gives up the instruction in hand: the central will send one of the newest round."""
+        self._in_doubt = True
+
+    def close(self) -> None:
+        """Ends the heartbeats; never raises. The lease protocol is what says goodbye.
+
+        The node is not deactivated: flwr would drop a reply that has arrived but was not looked at.
+        """
+        self._closed.set()
+        if self._beat.is_alive():
+            self._beat.join(1.0)
+        self._api.close()
+        self._beat_api.close()
+
+    # ---------------------------------------------------------------------------- one request
+
+    def _request(self, call: Callable[[Any], T], request: Any) -> T:
+        """One request; faults become ours."""
+        before_s = self._signer.offset_s
+        try:
+            return call(request)
+        except httpx.HTTPStatusError as fault:
+            status = fault.response.status_code
+            if status == 401 and self._signer.offset_s != before_s:
+                raise TryAgain("signed by a wrong clock, now corrected") from fault
+            if status in (401, 412):
+                raise NotAdmitted from fault
+            if status == 403:
+                raise RunOver from fault
+            raise TryAgain(f"HTTP {status} {fault.response.text[:80]}") from fault
+        except httpx.TransportError as fault:
+            raise TryAgain(str(fault) or type(fault).__name__) from fault
+        except ValueError as fault:  # flwr's word for a body that is no protobuf
+            raise TryAgain(f"an answer that is not Flower's ({fault})") from fault
+
+    def _repeat(self, call: Callable[[Any], T]) -> Callable[[Any], T]:
+        """`call`, repeated through outages; given up when they are long, to start over cleanly."""
+        return lambda request: self._retry.run(
+            lambda: self._request(call, request), what="a transfer", deadline_s=TRANSFER_S
+        )
+
+    def _receive(self) -> Instruction | None:
+        if self._in_doubt or not self._active:
+            self._activate()
+        self._in_doubt = True  # until the answer is here
+        try:
+            try:
+                answer = self._pull()
+            except NotAdmitted:  # its row is new (a lost database): there is another node id
+                self._activate()
+                answer = self._pull()
+            pulled = self._download(answer) if answer.messages_list else None
+        except TryAgain as fault:
+            self._in_doubt = not isinstance(fault.__cause__, httpx.ConnectError)
+            raise
+        except RunOver as fault:
+            raise TryAgain("HTTP 403") from fault
+        self._in_doubt = False
+        return pulled
+
+    def _pull(self) -> Any:
+        return self._request(self._api.PullMessages, PullMessagesRequest(node=self._node))
+
+    def _activate(self) -> None:
+        """Goes online anew: an instruction that was sent to this node before counts as lost."""
+        if self._node is not None:  # flwr refuses to activate a node that is online
+            request = DeactivateNodeRequest(node_id=self._node.node_id)
+            with suppress(NotAdmitted):
+                self._request(self._api.DeactivateNode, request)
+        self._active = False
+        answer = self._request(
+            self._api.ActivateNode,
+            ActivateNodeRequest(
+                public_key=self._signer.public_pem, heartbeat_interval=self._heartbeat_s
+            ),
+        )
+        self._node, self._active, self._in_doubt = Node(node_id=answer.node_id), True, False
+        if not self._beat.is_alive():
+            self._beat.start()
+
+    def _download(self, answer: Any) -> Instruction:
+        """All objects of the pulled instruction, put together."""
+        tree, run_id = answer.message_object_trees[0], answer.messages_list[0].metadata.run_id
+        num_objects = sum(1 for _ in objects.iterate_object_tree(tree))
+        if num_objects > self._limit_mb * MB // CHUNK_BYTES + SLACK_CHUNKS:
+            raise PayloadError(
+                f"an instruction of {num_objects} objects is larger than transport.limit_mb="
+                f"{self._limit_mb} allows: set the same limit at the central and at every site"
+            )
+        try:
+            message = transfer.pull_and_inflate_object_from_tree(
+                tree,
+                wiring.make_pull_object_fn_protobuf(
+                    self._repeat(self._api.PullObject), self._node, run_id
+                ),
+                wiring.make_confirm_message_received_fn_protobuf(
+                    self._repeat(self._api.ConfirmMessageReceived), self._node, run_id
+                ),
+                return_type=Message,
+            )
+        except (RunOver, Unreachable, transfer.ObjectPullError) as fault:
+            raise TryAgain(f"the instruction could not be read: {fault}") from fault
+        except (ValueError, KeyError, TypeError) as fault:
+            raise PayloadError(f"an instruction cannot be unpacked: {fault}") from fault
+        if not message.has_content():
+            raise PayloadError("an instruction without content")
+        message.metadata.__dict__["_message_id"] = tree.object_id
+        return Instruction(message.metadata, message.content)
+
+    def _upload(self, message: Message) -> bool:
+        """Header first, then the objects that the central lacks; False if it lacks none."""
+        request = PushMessagesRequest(
+            node=self._node,
+            messages_list=[message_to_proto(remove_content_from_message(message))],
+            message_object_trees=[objects.get_object_tree(message)],
+        )
+        answer = self._repeat(self._api.PushMessages)(request)
+        if not answer.objects_to_push:
+            return False
+        transfer.push_objects(
+            objects.get_all_nested_objects(message),
+            wiring.make_push_object_fn_protobuf(
+                self._repeat(self._api.PushObject),
+                self._node,
+                message.metadata.run_id,
+                answer.session_id,
+            ),
+            object_ids_to_push=set(answer.objects_to_push),
+        )
+        return True
+
+    def _beats(self) -> None:
+        """Keeps the node online. Outages are told by the calls that need the central."""
+        while not self._closed.wait(self._heartbeat_s / 3):
+            node = self._node
+            if node is None or self._stop.is_set():
+                continue
+            request = SendNodeHeartbeatRequest(node=node, heartbeat_interval=self._heartbeat_s)
+            try:
+                self._beat_api.SendNodeHeartbeat(request)
+            except (httpx.HTTPError, ValueError) as fault:
+                log.debug("Flower heartbeat: %r", fault)
+
+
+def _reply(to: Instruction, content: RecordDict) -> Message:
+    """The reply to an instruction, with its times: this machine's clock does not matter."""
+    told = to.metadata
+    metadata = Metadata(
+        run_id=told.run_id,
+        message_id="",
+        src_node_id=told.dst_node_id,
+        dst_node_id=told.src_node_id,
+        reply_to_message_id=told.message_id,
+        group_id=told.group_id,
+        created_at=told.created_at,
+        ttl=told.ttl,
+        message_type=told.message_type,
+    )
+    metadata.delivered_at = ""
+    return make_message(metadata=metadata, content=content)
+
+
+def _client(address: str, signer: Signer, timeout_s: float) -> Any:
+    """flwr's Fleet client with our signature and timeouts, and no proxy to this machine itself."""
+    # Without flwr's version interceptor: on a mismatch it would end this process.
+    client = FleetHttpClient.from_server_address(address, True, None, interceptors=[signer])
+    client._client.close()
+    client._client = httpx.Client(
+        timeout=httpx.Timeout(timeout_s, connect=min(timeout_s, 10.0)),
+        trust_env=address.rsplit(":", 1)[0] not in LOOPBACK,
+    )
+    return client

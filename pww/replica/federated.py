@@ -1,0 +1,231 @@
+"""The exchange across sites: invitations bring theta and verdicts, deltas answer them.
+
+One invitation is in hand at most. `pull` uses the one in hand or waits for one; `push` answers it
+and waits for the next, which carries the verdict. If it carries none, the answer got lost (the
+central was restarted, say) and the same delta is offered again: the central counts a delta id once.
+Nothing is ever recomputed.
+"""
+
+import logging
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from pww.clock import Clock
+from pww.errors import PayloadError, PwwError, Refused, Stopped
+from pww.federation.fleet import FleetSite, Instruction, NotAdmitted
+from pww.federation.records import INVITATION, describe, pack, pack_payload, unpack
+from pww.folder import write_durably
+from pww.transport.exchange import Theta
+from pww.transport.tensorfile import state_hash
+from pww.wire import Invitation, Offer, Seed, Verdict
+
+log = logging.getLogger(__name__)
+KEEP = 2
+"""Theta files that stay: the one being trained from, and the next."""
+REMEMBERED = 32
+SPEAK_FIRST_S, SPEAK_MAX_S = 10.0, 120.0
+READMIT_S = 5.0
+
+
+class FederatedExchange:
+    """Implements `pww.transport.exchange.Exchange` over Flower. Used by one thread of rank 0."""
+
+    def __init__(
+        self,
+        fleet: FleetSite,
+        *,
+        run: str,
+        replica: str,
+        incarnation: str,
+        model: str,
+        seed: Path,
+        folder: Path,
+        limit_mb: int,
+        poll_s: float,
+        clock: Clock,
+        stop: threading.Event,
+        reregister: Callable[[], object],
+    ) -> None:
+        """Nothing is sent yet.
+
+        Args:
+            fleet: the Flower node, whose key was registered.
+            run: id of the run that the replica was registered in.
+            replica: `site/replica`.
+            incarnation: this process life.
+            model: `wire.model_digest` of the parameters.
+            seed: theta(0) as an fp32 tensor file, in case this replica is asked for it.
+            folder: where theta files are put; older ones of ours are deleted.
+            limit_mb: largest payload that may travel.
+            poll_s: how often to ask for an instruction.
+            clock: time.
+            stop: ends every wait.
+            reregister: registers again, same identity; for when the aggregator lost this node.
+        """
+        self._fleet, self._clock, self._stop = fleet, clock, stop
+        self._run, self._replica, self._incarnation, self._model = run, replica, incarnation, model
+        self._seed, self._folder = seed, folder
+        self._limit_mb, self._poll_s, self._reregister = limit_mb, poll_s, reregister
+        self._held: Instruction | None = None
+        self._theta: Theta | None = None  # of the invitation in hand
+        self._verdicts: dict[str, Verdict] = {}
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def pull(self, newest: int = 0) -> Theta:
+        """The newest published theta_outer, of round `newest` or later; seeds theta(0) if asked to.
+
+        Raises:
+            Stopped: the stop was asked for while waiting.
+            Refused: the central serves another run, or does not want this replica.
+        """
+        what = f"theta of round {newest}" if newest else "theta"
+        pause_s = 0.0
+        while True:
+            if self._held is None:
+                self._await(what)
+            assert self._theta is not None
+            if self._theta.round >= newest:
+                return self._theta
+            if pause_s:
+                log.warning(
+                    "the aggregator is at round %d, round %d is known to exist: asking again",
+                    self._theta.round, newest,
+                )  # fmt: skip
+            self._held = None
+            self._fleet.ask_again()
+            self._clock.wait(self._stop, pause_s)
+            pause_s = READMIT_S
+
+    def push(self, offer: Offer, payload: Path) -> Verdict:
+        """Delivers a delta and waits for its verdict. Safe to repeat, also after a restart.
+
+        Raises:
+            PayloadError: the payload is over the limit or is not what the offer says.
+            Stopped: the stop was asked for while waiting.
+            Refused: as `pull`.
+        """
+        arrays = None
+        if offer.finite:
+            arrays = pack_payload(payload, offer.payload, limit_mb=self._limit_mb)
+        what = f"the verdict of the delta from round {offer.base_round}"
+        while offer.delta not in self._verdicts:
+            if self._held is None:
+                self._await(what)
+                continue  # its verdict may have come with the invitation
+            if not self._reply(self._held, offer, arrays):
+                log.info(
+                    "the central does not take this answer any more; the delta is offered again"
+                )
+        return self._verdicts[offer.delta]
+
+    def close(self) -> None:
+        """Ends the node; the invitation in hand stays unanswered. Never raises."""
+        self._fleet.close()
+
+    # -------------------------------------------------------------------------------- waiting
+
+    def _await(self, what: str) -> None:
+        """Waits until an invitation is in hand, its theta on disk and its verdicts known."""
+        start_s = self._clock.monotonic()
+        speak_s, every_s = start_s + SPEAK_FIRST_S, SPEAK_FIRST_S
+        while self._held is None:
+            if self._stop.is_set():
+                raise Stopped(f"stopped while waiting for {what}; nothing durable was lost")
+            instruction = self._next()
+            if instruction is not None:
+                self._take(instruction)
+                continue
+            now_s = self._clock.monotonic()
+            if now_s >= speak_s:
+                log.info("waiting for %s: %.0f s", what, now_s - start_s)
+                every_s = min(every_s * 2, SPEAK_MAX_S)
+                speak_s = now_s + every_s
+            self._clock.wait(self._stop, self._poll_s)
+
+    def _next(self) -> Instruction | None:
+        """The next instruction if there is one; registers again where the node is not known."""
+        try:
+            return self._fleet.receive()
+        except NotAdmitted:
+            log.info("the aggregator does not know this node; registering again")
+            self._reregister()
+            self._clock.wait(self._stop, READMIT_S)
+        except PayloadError as fault:
+            log.error("an instruction of the central cannot be used: %s", fault)
+            self._fleet.ask_again()
+            self._clock.wait(self._stop, READMIT_S)
+        return None
+
+    def _take(self, instruction: Instruction) -> None:
+        """Puts an invitation in hand, or answers it at once if it asks for theta(0)."""
+        try:
+            invitation, data = unpack(instruction.content, INVITATION, limit_mb=self._limit_mb)
+            if invitation.run != self._run:
+                raise Refused(
+                    f"the central serves run {invitation.run}, this replica belongs to run "
+                    f"{self._run}: start a new run, or give the central its state folder back",
+                    code="wrong_run",
+                )
+            for verdict in invitation.verdicts:
+                self._verdicts[verdict.delta] = verdict
+            while len(self._verdicts) > REMEMBERED:
+                del self._verdicts[next(iter(self._verdicts))]
+            if invitation.kind == "phase":
+                self._theta = self._write(invitation, data)
+                self._held = instruction
+                return
+        except PayloadError as fault:
+            log.error("an invitation of the central cannot be used: %s", fault)
+            self._fleet.ask_again()
+            self._clock.wait(self._stop, READMIT_S)
+            return
+        self._answer_seed(instruction)
+
+    # -------------------------------------------------------------------------------- sending
+
+    def _reply(self, to: Instruction, message: Offer | Seed, arrays: object) -> bool:
+        """Answers an invitation, which is used up by it."""
+        self._held = None
+        try:
+            return self._fleet.reply(to, pack(message, arrays))
+        except NotAdmitted:
+            return False  # the next `receive` deals with it
+
+    def _answer_seed(self, to: Instruction) -> None:
+        """Sends theta(0)."""
+        info = describe(self._seed, codec="fp32")
+        seed = Seed(
+            run=self._run,
+            replica=self._replica,
+            incarnation=self._incarnation,
+            model=self._model,
+            payload=info,
+        )
+        log.info("the central asks this replica for theta(0)")
+        self._reply(to, seed, pack_payload(self._seed, info, limit_mb=self._limit_mb))
+
+    # ------------------------------------------------------------------------------- theta
+
+    def _write(self, invitation: Invitation, data: bytes | None) -> Theta:
+        """Puts theta on disk and checks that its tensors are those of the central."""
+        if data is None or invitation.payload is None or invitation.payload.codec != "fp32":
+            raise PayloadError(f"theta of round {invitation.round} does not come as fp32")
+        path = self._folder / f"theta-{invitation.round:06d}.safetensors"
+        try:
+            write_durably(path, data)
+        except OSError as fault:
+            raise PwwError(
+                f"cannot write {path}: {fault.strerror}. Free space there and resume this run"
+            ) from fault
+        found = state_hash(path)
+        if found != invitation.state_hash:
+            path.unlink()
+            raise PayloadError(
+                f"theta of round {invitation.round} has state hash {found}, the central's is "
+                f"{invitation.state_hash}: its tensors are not the central's"
+            )
+        for old in sorted(self._folder.glob("theta-*.safetensors"))[:-KEEP]:
+            if old != path:
+                old.unlink(missing_ok=True)
+        return Theta(invitation.round, path, found, invitation.report)
