@@ -74,8 +74,9 @@ def build(
     width = seq_len + 1
     _log.info("preparing corpus %s: reading its text", data.name)
     first = Reading(source)
-    for _ in first:
-        pass
+    with progress("reading", num_chars=None, clock=clock) as advance:
+        for text in first:
+            advance(len(text))
     if not first.num_documents:
         raise DataError(
             f"corpus {data.name!r} has no text: 0 documents and {first.num_empty} empty ones;"
@@ -92,9 +93,8 @@ def build(
         with progress(
             "reading for the tokenizer", num_chars=first.num_chars, clock=clock
         ) as advance:
-            texts = _counted(parts(Reading(source)), advance)
-            training = (part.text for part in texts if not part.held_out)
-            tokenizer = train_bpe(training, vocab_size=size)
+            texts = _training_text(_counted(parts(Reading(source)), advance), vocab_size=size)
+            tokenizer = train_bpe(texts, vocab_size=size)
     else:
         tokenizer = read_tokenizer(tokenizer_path)
     dtype = dtype_for(tokenizer.vocab_size)
@@ -160,6 +160,14 @@ def _counted(parts: Iterable[Part], advance: Advance) -> Iterator[Part]:
     for part in parts:
         yield part
         advance(len(part.text))
+
+
+def _training_text(parts: Iterable[Part], *, vocab_size: int) -> Iterator[str]:
+    """What is not held out; says when all of it is read, since merging takes its time too."""
+    for part in parts:
+        if not part.held_out:
+            yield part.text
+    _log.info("training a byte-level BPE of at most %s tokens on it", f"{vocab_size:,}")
 
 
 def _batches(parts: Iterable[Part]) -> Iterator[list[Part]]:

@@ -25,8 +25,8 @@ class _Rate(ProgressColumn):
 
 
 @contextmanager
-def progress(title: str, *, num_chars: int, clock: Clock) -> Iterator[Advance]:
-    """Gives a function to call with the number of characters just done."""
+def progress(title: str, *, num_chars: int | None, clock: Clock) -> Iterator[Advance]:
+    """Gives a function to call with the characters just done; `num_chars` None: of unknown many."""
     terminal = console()
     if terminal.is_terminal:
         columns = (TextColumn("{task.description}"), BarColumn(), _Rate(), TimeRemainingColumn())
@@ -40,7 +40,7 @@ def progress(title: str, *, num_chars: int, clock: Clock) -> Iterator[Advance]:
 class _Lines:
     """Says how far it is every few seconds; nothing for short work."""
 
-    def __init__(self, title: str, *, num_chars: int, clock: Clock) -> None:
+    def __init__(self, title: str, *, num_chars: int | None, clock: Clock) -> None:
         self._title = title
         self._total = num_chars
         self._clock = clock
@@ -55,6 +55,10 @@ class _Lines:
             return
         self._said = now
         rate = self._done / (now - self._start)
+        if self._total is None:
+            done = self._done / 1e6
+            _log.info("%s: %.1f M characters, %.2f M/s", self._title, done, rate / 1e6)
+            return
         left_s = (self._total - self._done) / rate if rate else float("inf")
         _log.info(
             "%s: %.0f %% of %.1f M characters, %.2f M/s, %.0f s left",

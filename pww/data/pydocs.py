@@ -43,6 +43,7 @@ class PythonDocs:
 
     def __init__(self, folder: Path = Path(sysconfig.get_path("stdlib"))) -> None:
         self._folder = folder
+        self._kept: dict[Path, tuple[str, ...]] = {}
 
     def fingerprint(self) -> str:
         """SHA-256 over the names and bytes of every source file read."""
@@ -54,8 +55,11 @@ class PythonDocs:
         return total.hexdigest()
 
     def documents(self) -> Iterator[str]:
-        """Every document; parsed once (about four seconds), then kept."""
-        return iter(self._documents)
+        """Every document; each file is parsed once (all: about three seconds), then kept."""
+        for path in sorted(self._sources, key=lambda path: path != self._folder / TOPICS):
+            if path not in self._kept:
+                self._kept[path] = self._parsed(path)
+            yield from self._kept[path]
 
     @cached_property
     def _sources(self) -> tuple[Path, ...]:
@@ -70,16 +74,14 @@ class PythonDocs:
             )
         return tuple(sorted(found, key=lambda path: path.relative_to(self._folder).as_posix()))
 
-    @cached_property
-    def _documents(self) -> tuple[str, ...]:
-        texts: list[str] = []
-        for path in self._sources:
-            relative = path.relative_to(self._folder)
-            tree = _parse(path)
-            if relative == TOPICS:
-                texts[:0] = _topics(tree)
-            else:
-                texts.append(_docstrings(tree, name=".".join(relative.with_suffix("").parts)))
+    def _parsed(self, path: Path) -> tuple[str, ...]:
+        """The documents of one file."""
+        tree = _parse(path)
+        relative = path.relative_to(self._folder)
+        if relative == TOPICS:
+            texts = _topics(tree)
+        else:
+            texts = [_docstrings(tree, name=".".join(relative.with_suffix("").parts))]
         # A docstring may hold a lone surrogate as an example; text for a tokenizer may not.
         return tuple(text.encode(errors="backslashreplace").decode() for text in texts if text)
 

@@ -100,7 +100,7 @@ def test_a_source_that_cannot_be_read_is_refused(library):
     with pytest.raises(
         DataError, match=r"cannot read .*zeta.py: No such file.*; use another corpus"
     ):
-        docs.documents()
+        list(docs.documents())
 
 
 def test_the_installed_python_documents_itself():
