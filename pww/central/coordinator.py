@@ -51,13 +51,9 @@ class Coordinator:
         clock: Clock,
         members: Members | None = None,
         staleness_window: int = 2,
-        solo: bool = False,
         new_run: Callable[[], str] = partial(secrets.token_hex, 16),
     ) -> None:
         """Opens the run that `ledger` holds, or starts one in an empty ledger.
-
-        `solo`: only this process will register (a replica that trains alone), so members of
-        earlier processes are gone at once instead of after the detection time.
 
         Raises:
             StateError: the ledger belongs to another index space.
@@ -67,7 +63,6 @@ class Coordinator:
             space,
             clock=clock,
             restore_grace_s=darl.restore_grace_s,
-            solo=solo,
             new_run=new_run,
         )
         self._deltas = Deltas(
@@ -159,6 +154,10 @@ class Coordinator:
     def tick(self) -> None:
         """Expires leases and marks silent members gone; call it about every second."""
         self._leasing.tick()
+
+    def evict(self, replica: str) -> None:
+        """The replica's process is known to be dead: a new one need not wait until it is noticed."""
+        self._leasing.evict(replica)
 
     # ---------------------------------------------------------------------------------- deltas
 

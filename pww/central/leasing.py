@@ -183,6 +183,14 @@ class Leasing:
             self._roster.listen()
         self._announcer.deliver()
 
+    def evict(self, replica: str) -> None:
+        """Marks the replica's member gone, however recently it was heard."""
+        with self._state.lock:
+            seat = self._state.seats.get(replica)
+            if seat is not None:
+                self._roster.dismiss(seat, "gone")
+        self._announcer.deliver()
+
     def _sits(self, message: Register) -> bool:
         seat = self._state.seats.get(message.replica)
         return seat is not None and seat.member.incarnation == message.incarnation

@@ -58,13 +58,12 @@ class State:
         *,
         clock: Clock,
         restore_grace_s: float,
-        solo: bool,
         new_run: Callable[[], str],
     ) -> None:
         self.lock = threading.RLock()
         self.ledger, self.space, self.clock = ledger, space, clock
         self._ensure_run(new_run)
-        self._load(restore_grace_s=restore_grace_s, solo=solo)
+        self._load(restore_grace_s=restore_grace_s)
 
     @contextmanager
     def change(self) -> Iterator[Change]:
@@ -118,7 +117,7 @@ class State:
                 "one with run.name=..."
             )
 
-    def _load(self, *, restore_grace_s: float, solo: bool) -> None:
+    def _load(self, *, restore_grace_s: float) -> None:
         """Fields and table from the ledger; leases and members get the grace period."""
         rows = self.ledger.rows("SELECT run, model, round, generation, state_hash FROM run")
         run, model, number, generation, state_hash = rows[0]
@@ -142,8 +141,6 @@ class State:
             "ORDER BY replica"
         ):
             member = Member(str(replica), str(incarnation), str(node_key))
-            if solo and state == "live":
-                state = "gone"
             self.seats[member.replica] = Seat(
                 member,
                 state,  # type: ignore[arg-type]

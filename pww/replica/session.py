@@ -163,6 +163,22 @@ class Session:
         self._thread.start()
         return reply
 
+    def reregister(self) -> Registered:
+        """Registers once more under the same identity: the central lost sight of this process.
+
+        Raises:
+            Refused: it was replaced, or the central serves another run now.
+            Stopped: a stop was asked for meanwhile.
+        """
+        with self._lock:
+            update = {
+                "run": self.run,
+                "last_round": self._round,
+                "leases": tuple(self._certain_until_s),
+            }
+        message = self._first.model_copy(update=update)
+        return self._ask(lambda: self._port.register(message))
+
     def acquire(self, num_blocks: int) -> Granted | None:
         """The next span, None when every block of the corpus is committed; waits visibly.
 
