@@ -41,15 +41,17 @@ def weights(tokens: Sequence[int], staleness: Sequence[int], discount: float) ->
 
 def accumulate(deltas: Iterable[torch.Tensor], weights: Sequence[float]) -> torch.Tensor:
     """`sum_i p_i * delta_i` in the order given; reads one delta at a time and changes none."""
-    total: torch.Tensor | None = None
-    for delta, weight in zip(deltas, weights, strict=True):
-        if total is None:
-            total = delta * weight
-            continue
+    assert weights, "nothing to accumulate"
+    source = iter(deltas)
+    total = next(source) * weights[0]
+    for weight in weights[
+        1:
+    ]:  # no `for` over the deltas: it would hold one while fetching the next
+        delta = next(source)
         for sums, part in zip(_chunks(total), _chunks(delta), strict=True):
             x = part * weight
             sums.add_(x)
-    assert total is not None, "nothing to accumulate"
+        del delta, part
     return total
 
 

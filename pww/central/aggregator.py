@@ -1,0 +1,299 @@
+"""The aggregator: deltas in, one merge a round, committed in the same transaction as the round.
+
+A delta is durable and whole before the coordinator books it; a merge is a durable generation before
+the coordinator's transaction makes it current. A kill between any two instructions leaves the old
+round or the new one: on opening, staged deltas are found again by the ledger, and what the ledger
+does not name is swept.
+"""
+
+import logging
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from threading import RLock
+from typing import Literal, assert_never
+
+from pww.central.coordinator import Coordinator, Staged
+from pww.central.generations import Generation, Generations, name_of
+from pww.central.merge import Excluded, Shapes, StagedPayload, inspect, merge, screen, shapes_of
+from pww.central.payload_store import PayloadStore
+from pww.central.round_report import metrics_fault, round_report
+from pww.central.rounds_policy import grace_s, has_quorum, is_due
+from pww.central.theta0 import write_theta0
+from pww.clock import Clock
+from pww.config import schema
+from pww.errors import PayloadError, Refused, StateError
+from pww.wire import Invitation, Offer, RoundReport, Seed, Verdict
+
+log = logging.getLogger(__name__)
+
+
+class Aggregator:
+    """Thread-safe; one for each coordinator. `folder` is the central's state folder."""
+
+    def __init__(
+        self, coordinator: Coordinator, *, folder: Path, diloco: schema.Diloco, clock: Clock
+    ) -> None:
+        """Goes on where the ledger stands.
+
+        Raises:
+            StateError: the generation that the ledger names is gone.
+        """
+        self.books, self.clock, self._diloco = coordinator, clock, diloco
+        self._lock = RLock()
+        self._generations = Generations(folder / "generations")
+        self._store = PayloadStore(folder / "deltas")
+        self._current: Generation | None = None
+        self._shapes: Shapes = {}
+        self._rejected: list[str] = []  # since the last merge
+        self._published_s = clock.monotonic()
+        self._quorum_s: float | None = None  # since when there is a quorum
+        self._recover()
+
+    # ------------------------------------------------------------------------------- theta
+
+    @property
+    def needs_seed(self) -> bool:
+        """Whether theta(0) is still wanted."""
+        return self._current is None
+
+    @property
+    def theta_path(self) -> Path:
+        """The current theta_outer, a plain fp32 safetensors file; it never changes under its name.
+
+        Raises:
+            StateError: theta(0) has not come yet.
+        """
+        return self._generation().theta
+
+    def accept_seed(self, seed: Seed, payload: Path) -> None:
+        """Publishes theta(0) as round 0, with momentum 0; every later seed is ignored.
+
+        Raises:
+            Refused: it is for another run.
+            PayloadError: it is damaged, not fp32, not finite, or not of the model that it names.
+            StateError: the disk refused; no theta is published.
+        """
+        with self._lock:
+            if not self.needs_seed:
+                return
+            if seed.run != self.books.run:
+                raise Refused(
+                    f"theta(0) is for run {seed.run}, this central serves run {self.books.run}: "
+                    "start the site anew, or point central.url at the right central",
+                    code="wrong_run",
+                )
+            try:
+                generation = write_theta0(
+                    self._generations, payload, info=seed.payload, model=seed.model
+                )
+            except OSError as why:
+                raise _disk("theta(0)", why) from why
+            self.books.seed(generation=generation.name, state_hash=generation.info.state_hash)
+            self._publish(generation)
+
+    def invitation(
+        self, replica: str, kind: Literal["seed", "phase"]
+    ) -> tuple[Invitation, Path | None]:
+        """The standing request for one replica, and the file beside it.
+
+        Raises:
+            StateError: a phase is asked for before theta(0) has come.
+        """
+        with self._lock:
+            verdicts = self.books.verdicts(replica)
+            match kind:
+                case "seed":
+                    theta, state_hash, report, path = None, "", None, None
+                case "phase":
+                    generation = self._generation()
+                    theta, state_hash = generation.info.theta, generation.info.state_hash
+                    report, path = self.books.report(), generation.theta
+                case _:
+                    assert_never(kind)
+            return Invitation(
+                kind=kind, run=self.books.run, round=self.books.round, state_hash=state_hash,
+                payload=theta, verdicts=verdicts, report=report,
+            ), path  # fmt: skip
+
+    # ------------------------------------------------------------------------------ deltas
+
+    def accept(self, offer: Offer, payload: Path | None) -> Verdict | None:
+        """Stages a delta durably and returns its verdict if there is one; the same id counts once.
+
+        `payload` is copied and stays the caller's.
+
+        Raises:
+            PayloadError: other bytes than announced came; sending them again may help.
+            Refused: theta(0) has not come yet, or the id was used for another delta.
+            StateError: the disk refused; the delta was not received.
+        """
+        with self._lock:
+            decided = self.verdict(offer)
+            if decided is not None:
+                return decided
+            if self.needs_seed:
+                raise Refused(
+                    f"delta {offer.delta} came before theta(0): wait for the seed",
+                    code="bad_request",
+                )
+            booked = any(staged.offer.delta == offer.delta for staged in self.books.staged())
+            if offer.finite and not (booked and self._store.has(offer.delta, offer.payload)):
+                if payload is None:
+                    raise PayloadError(
+                        f"delta {offer.delta} came without payload: send it again"
+                    )
+                try:
+                    self._store.put(offer.delta, payload, offer.payload)
+                except OSError as why:
+                    raise _disk(f"the payload of delta {offer.delta}", why) from why
+            return self._book(offer, new=not booked)
+
+    def verdict(self, offer: Offer) -> Verdict | None:
+        """What became of a delta, if it is one of its replica's last few decided ones."""
+        verdicts = self.books.verdicts(offer.replica)
+        return next((one for one in verdicts if one.delta == offer.delta), None)
+
+    def _book(self, offer: Offer, *, new: bool) -> Verdict | None:
+        """Receives a delta whose payload is durable, and rejects it at once if it is unusable."""
+        fault = self._fault(offer) if new and offer.finite else ""
+        try:
+            verdict = self.books.receive(offer)
+        except Refused:
+            if new:
+                self._store.drop(offer.delta)
+            raise
+        if verdict is None and fault:
+            verdict = self.books.reject(offer.delta, fault)
+        if verdict is not None:
+            self._store.drop(offer.delta)
+            if verdict.outcome == "rejected":
+                self._note(offer.replica, verdict.reason)
+        return verdict
+
+    def _fault(self, offer: Offer) -> str:
+        """Why the stored payload of `offer` can never be merged, "" if it can."""
+        try:
+            inspect(self._store.path(offer.delta), offer.payload, self._shapes).close()
+        except PayloadError as fault:
+            return str(fault)
+        return metrics_fault(offer)
+
+    # ------------------------------------------------------------------------------ rounds
+
+    def maybe_close(self) -> RoundReport | None:
+        """Merges if the round is due; None if it is not, or if nothing of it could be merged.
+
+        Raises:
+            StateError: the disk refused; the round before stays current and the deltas staged.
+        """
+        with self._lock:
+            staged = self.books.staged()
+            return self._close(staged) if staged and self._due(staged) else None
+
+    def _due(self, staged: Sequence[Staged]) -> bool:
+        now_s = self.clock.monotonic()
+        expected, delivered = self.books.expected(), {one.offer.replica for one in staged}
+        quorum = self._diloco.quorum
+        if not has_quorum(expected=expected, delivered=delivered, quorum=quorum):
+            self._quorum_s = None
+        elif self._quorum_s is None:
+            self._quorum_s = now_s
+        reached_s = now_s if self._quorum_s is None else self._quorum_s
+        grace = grace_s(
+            since_publish_s=reached_s - self._published_s,
+            longest_phase_s=max(one.offer.metrics.phase_seconds for one in staged),
+            grace=self._diloco.grace,
+        )
+        return is_due(
+            expected=expected, delivered=delivered, quorum=quorum,
+            waited_s=now_s - reached_s, grace_s=grace,
+        )  # fmt: skip
+
+    def _close(self, staged: Sequence[Staged]) -> RoundReport | None:
+        """Merges the deltas that were staged when the round closed."""
+        start_s = self.clock.monotonic()
+        base, number = self._generation(), self.books.round + 1
+        offers = {one.offer.delta: one.offer for one in staged}
+        received = sum(offer.payload.size_bytes for offer in offers.values())
+        with screen([self._payload_of(one) for one in staged], self._shapes) as screened:
+            self._exclude(screened.excluded)
+            if not screened.usable:
+                log.warning("round %d is void: no delta of it could be merged", number)
+                self._drop(offers)
+                return None
+            try:
+                with self._generations.draft(number, self._shapes) as draft:
+                    result = merge(
+                        base, screened.usable, outer=self._diloco.outer,
+                        discount=self._diloco.staleness_discount, out=draft,
+                    )  # fmt: skip
+            except OSError as why:
+                raise _disk(f"round {number}", why) from why
+        generation = self._generations.open(name_of(number))
+        report = round_report(
+            result, [offers[delta] for delta in result.merged],
+            round_=number, rejected=self._rejected, bytes_received=received,
+            merge_seconds=self.clock.monotonic() - start_s,
+        )  # fmt: skip
+        self.books.close_round(
+            merged=result.merged, generation=generation.name,
+            state_hash=generation.info.state_hash, report=report,
+        )  # fmt: skip
+        self._publish(generation)
+        self._rejected = []
+        self._drop(offers)
+        self._generations.collect(keep={generation.name, base.name})
+        return report
+
+    def _payload_of(self, staged: Staged) -> StagedPayload:
+        offer = staged.offer
+        return StagedPayload(
+            delta=offer.delta, prev=offer.prev, replica=offer.replica,
+            path=self._store.path(offer.delta), info=offer.payload, tokens=offer.tokens,
+            staleness=staged.staleness, partial=offer.partial,
+        )  # fmt: skip
+
+    def _exclude(self, excluded: Sequence[Excluded]) -> None:
+        for one in excluded:
+            self.books.reject(one.delta, one.reason)
+            self._note(one.replica, one.reason)
+
+    # ----------------------------------------------------------------------------- the rest
+
+    def _recover(self) -> None:
+        """Goes on where the ledger stands: finds what it names, sweeps what it does not."""
+        name = self.books.generation
+        if not name:
+            self._generations.collect(keep=())
+        else:
+            self._generations.collect(keep={name, name_of(max(self.books.round - 1, 0))})
+            self._publish(self._generations.open(name))
+        for staged in self.books.staged():
+            offer = staged.offer
+            if not self._store.has(offer.delta, offer.payload):
+                self._exclude([Excluded(offer.delta, offer.replica, "payload lost at the central")])
+        self._store.sweep(keep={staged.offer.delta for staged in self.books.staged()})
+
+    def _publish(self, generation: Generation) -> None:
+        self._current, self._shapes = generation, shapes_of(generation)
+        self._published_s, self._quorum_s = self.clock.monotonic(), None
+
+    def _generation(self) -> Generation:
+        if self._current is None:
+            raise StateError("theta(0) has not come yet: start a site, the first one seeds the run")
+        return self._current
+
+    def _note(self, replica: str, reason: str) -> None:
+        log.warning("a delta of %s was rejected: %s", replica, reason)
+        self._rejected.append(f"{replica}: {reason}")
+
+    def _drop(self, deltas: Iterable[str]) -> None:
+        for delta in deltas:
+            self._store.drop(delta)
+
+
+def _disk(what: str, why: OSError) -> StateError:
+    return StateError(
+        f"{what} could not be written: {why}. Nothing changed and what was received is kept: make "
+        "room on that disk and start the central again"
+    )

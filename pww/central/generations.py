@@ -1,0 +1,180 @@
+"""Generations: immutable folders of theta and momentum, one for each round, complete or absent.
+
+    generations/round-000003/
+        theta.safetensors      fp32, what sites download
+        momentum.safetensors   fp32, the outer optimiser's state; never leaves the central
+        generation.json        round, state hash, size and SHA-256 of theta
+
+The ledger's pointer says which one is current; a newer one is what a crash left between writing and
+the pointer's flip, and is collected. What survives a crash: the one that the pointer names, and the
+one before.
+"""
+
+import re
+import shutil
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from pydantic import ValidationError
+
+from pww.errors import StateError
+from pww.folder import sync_folder, write_durably
+from pww.transport.payload import EXACT
+from pww.transport.tensorfile import StateHash, TensorWriter
+from pww.wire import Count, Digest, Message, PayloadInfo
+
+_NAME = re.compile(r"round-(\d{6,18})\Z")
+
+
+class GenerationInfo(Message):
+    """`generation.json`."""
+
+    round: Count
+    state_hash: Digest
+    theta: PayloadInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One complete generation on disk."""
+
+    path: Path
+    info: GenerationInfo
+
+    @property
+    def name(self) -> str:
+        """What the ledger's pointer holds."""
+        return self.path.name
+
+    @property
+    def theta(self) -> Path:
+        """The parameters."""
+        return self.path / "theta.safetensors"
+
+    @property
+    def momentum(self) -> Path:
+        """The outer optimiser's buffer."""
+        return self.path / "momentum.safetensors"
+
+
+class Draft:
+    """A generation being written, tensor by tensor, in the order of its shapes."""
+
+    def __init__(self, folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        layout = {name: (torch.float32, shape) for name, shape in shapes.items()}
+        self._theta = TensorWriter(folder / "theta.safetensors", layout, {})
+        try:
+            self._momentum = TensorWriter(folder / "momentum.safetensors", layout, {})
+        except BaseException:
+            self._theta.abort()
+            raise
+        self._state = StateHash()
+
+    def add(self, name: str, *, theta: torch.Tensor, momentum: torch.Tensor) -> None:
+        """Appends one tensor and its momentum."""
+        self._theta.add(name, theta)
+        self._momentum.add(name, momentum)
+        self._state.add(name, theta)
+
+    def finish(self, round_: int) -> GenerationInfo:
+        """Both files are whole and durable."""
+        theta = self._theta.close()
+        self._momentum.close()
+        return GenerationInfo(
+            round=round_,
+            state_hash=self._state.hexdigest(),
+            theta=PayloadInfo(codec=EXACT, size_bytes=theta.size_bytes, sha256=theta.sha256),
+        )
+
+    def abort(self) -> None:
+        """Gives up; safe to call twice."""
+        self._theta.abort()
+        self._momentum.abort()
+
+
+class Generations:
+    """The folder of all generations of a run."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def path(self, name: str) -> Path:
+        """Where the generation of that name is, or would be.
+
+        Raises:
+            StateError: it is not a generation's name.
+        """
+        if not _NAME.match(name):
+            raise StateError(f"generation {name!r:.80} is not a name like round-000003")
+        return self._folder / name
+
+    def open(self, name: str) -> Generation:
+        """A complete generation.
+
+        Raises:
+            StateError: it is not there or not readable: the state folder was tampered with.
+        """
+        path = self.path(name)
+        try:
+            text = (path / "generation.json").read_text()
+            return Generation(path, GenerationInfo.model_validate_json(text))
+        except (OSError, ValidationError) as why:
+            raise StateError(
+                f"generation {path} is named by the ledger and cannot be read ({why}): restore the "
+                "state folder from a copy, or start a new run with run.name=..."
+            ) from why
+
+    @contextmanager
+    def draft(self, round_: int, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[Draft]:
+        """Writes the generation of `round_` in the block; it is complete and durable after it.
+
+        One of that name that a crash left is replaced: it is not current, or its round were closed.
+
+        Raises:
+            OSError: it could not be written (disk full); nothing of it is left.
+        """
+        final = self._folder / f"round-{round_:06d}"
+        part = final.with_name(final.name + ".part")
+        for left in (part, final):
+            self._remove(left)
+        try:
+            part.mkdir()
+            draft = Draft(part, shapes)
+            try:
+                yield draft
+                info = draft.finish(round_)
+            except BaseException:
+                draft.abort()
+                raise
+            write_durably(part / "generation.json", info.model_dump_json(indent=1).encode())
+            part.rename(final)
+            sync_folder(self._folder)
+        except BaseException:
+            shutil.rmtree(part, ignore_errors=True)
+            raise
+
+    def collect(self, keep: Collection[str]) -> None:
+        """Removes every generation that is not in `keep`, and all parts."""
+        for path in sorted(self._folder.iterdir()):
+            name = path.name.removesuffix(".part")
+            if _NAME.match(name) and path.name not in keep:
+                self._remove(path)
+
+    def _remove(self, path: Path) -> None:
+        """A generation loses its name first, so that half of one is never taken for a whole."""
+        if not path.exists():
+            return
+        if not path.name.endswith(".part"):
+            part = path.with_name(path.name + ".part")
+            shutil.rmtree(part, ignore_errors=True)
+            path = path.rename(part)
+        shutil.rmtree(path)
+
+
+def name_of(round_: int) -> str:
+    """The name of a round's generation."""
+    return f"round-{round_:06d}"

@@ -1,0 +1,82 @@
+"""Payloads of deltas without a verdict, each a durable file, checked while it is copied in.
+
+What survives a crash: every payload whose `put` returned. One without a row in the ledger is swept
+at the next start; its site sends it again.
+"""
+
+import hashlib
+import os
+import re
+from collections.abc import Collection
+from pathlib import Path
+
+from pww.errors import PayloadError
+from pww.folder import sync_folder
+from pww.wire import PayloadInfo
+
+CHUNK = 4 << 20
+_ID = re.compile(r"[0-9a-f]{32}\Z")
+
+
+class PayloadStore:
+    """A folder of `<delta>.payload` files."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def path(self, delta: str) -> Path:
+        """Where a delta's payload is, or would be; nothing but an id's hex digits makes a name."""
+        assert _ID.match(delta), "ids are validated where they come in"
+        return self._folder / f"{delta}.payload"
+
+    def put(self, delta: str, source: Path, info: PayloadInfo) -> Path:
+        """Copies `source` in; it is durable and what `info` says when this returns.
+
+        Raises:
+            PayloadError: other bytes than announced; nothing is kept.
+            OSError: it could not be written (disk full); nothing is kept.
+        """
+        final = self.path(delta)
+        part = final.with_name(final.name + ".part")
+        digest, size = hashlib.sha256(), 0
+        try:
+            with source.open("rb") as reader, part.open("wb") as writer:
+                while chunk := reader.read(CHUNK):
+                    digest.update(chunk)
+                    size += len(chunk)
+                    if size > info.size_bytes:
+                        break
+                    writer.write(chunk)
+                if size != info.size_bytes or digest.hexdigest() != info.sha256:
+                    raise PayloadError(
+                        f"payload of delta {delta}: {info.size_bytes} bytes with SHA-256 "
+                        f"{info.sha256} were announced, {size} (or more) with "
+                        f"{digest.hexdigest()} came: damaged on the way; send it again"
+                    )
+                writer.flush()
+                os.fsync(writer.fileno())
+            part.replace(final)
+        except (OSError, PayloadError):
+            part.unlink(missing_ok=True)
+            raise
+        sync_folder(self._folder)
+        return final
+
+    def has(self, delta: str, info: PayloadInfo) -> bool:
+        """Whether a file of the right size is there."""
+        try:
+            return self.path(delta).stat().st_size == info.size_bytes
+        except FileNotFoundError:
+            return False
+
+    def drop(self, delta: str) -> None:
+        """Forgets a payload; nothing happens if there is none."""
+        self.path(delta).unlink(missing_ok=True)
+
+    def sweep(self, keep: Collection[str]) -> None:
+        """Removes every file that is not the payload of a delta in `keep`."""
+        names = {f"{delta}.payload" for delta in keep}
+        for path in self._folder.iterdir():
+            if path.name not in names:
+                path.unlink()
