@@ -1,12 +1,13 @@
-"""`python -m pww.demo sites=2`: a central and its sites on this machine, then an audit of what they did.
+"""`python -m pww.demo sites=2`: a central and sites on this machine, then an audit of that.
 
     sites=N     replicas a, b, c … that start at once (default 2)
     kill=1      the last of them is killed (SIGKILL) in the middle of a phase and does not come back
     late=1      one more joins after the first merges
     key=value   any override of the configuration, given to the central and to every site
 
-The last line is JSON, counted from what the processes did: the windows that each replica says it drew, by
-delta, joined with the deltas that were merged. Exit code 0 only if every block is in exactly once.
+The last line is JSON, counted from what the processes did: the windows that each replica says it
+drew, by delta, joined with the deltas that were merged. Exit code 0 only if every block is in
+exactly once.
 """
 
 import json
@@ -125,7 +126,7 @@ def _run(plan: Plan, root: Path) -> int:
     folder = root / name
     logs = root / f"{name}-logs"
     logs.mkdir(parents=True)
-    print(f"demo: central {name} on 127.0.0.1:{port}; what each process says is in {paths.shown(logs)}")
+    print(f"demo: central {name} on 127.0.0.1:{port}; logs are in {paths.shown(logs)}")
     started: dict[str, Child] = {}
 
     def start(who: str) -> None:
@@ -210,7 +211,11 @@ def _judge(central: Path, sites: list[Path]) -> int:
             }
         )
     )
-    return 0 if books.ok and not duplicates and not missing and len(blocks) == books.exactly_once else 1
+    return (
+        0
+        if books.ok and not duplicates and not missing and len(blocks) == books.exactly_once
+        else 1
+    )
 
 
 def _held_out(sites: list[Path]) -> dict[int, float]:
@@ -227,12 +232,14 @@ def _held_out(sites: list[Path]) -> dict[int, float]:
             number, here = int(str(row["round"])), (str(row["state_hash"]), float(str(row["loss"])))
             there = by_round.setdefault(number, here)
             if there[0] != here[0]:
-                raise StateError(f"round {number}: theta {there[0]} at one site, {here[0]} at another")
+                raise StateError(
+                    f"round {number}: theta {there[0]} at one site, {here[0]} at another"
+                )
     return {number: loss for number, (_, loss) in by_round.items()}
 
 
 def _inside_a_phase(site: Path) -> str:
-    """Where in a phase the site is ("step 10 of 40"), while that is the first half of a later one."""
+    """Where in its phase the site is ("step 10 of 40"); "" in a first phase or a second half."""
     rows = read_json_lines(site / "metrics.jsonl")
     last = rows[-1] if rows else {"split": ""}
     if last["split"] != "train" or last["round"] == 0:

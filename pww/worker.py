@@ -1,30 +1,48 @@
-"""`python -m pww.worker RUN`: one rank of the run whose folder is RUN; `pww.train` and the queue start it.
+"""`python -m pww.worker RUN`: one rank of the run in folder RUN; `pww.train` starts it.
 
-It reads RUN/config.yaml, builds the pieces and calls `replica.loop.run`. Exit codes: 0 the corpus is exhausted,
-1 a fault (its sentence is the last line), 130 stopped and resumable.
+It reads RUN/config.yaml, builds the pieces and calls `replica.loop.run`. Exit codes: 0 the corpus is
+exhausted, 1 a fault (its sentence is the last line), 130 stopped and resumable.
 """
 
+import hashlib
 import logging
 import os
 import sys
-import threading
+from collections.abc import Callable
 from contextlib import ExitStack
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 from pww import log as pww_log
 from pww.clock import SystemClock
 from pww.config import paths
 from pww.config.load import read_config
 from pww.config.schema import Config
-from pww.errors import ConfigError, DataError, PwwError, Stopped
+from pww.errors import CheckpointError, ConfigError, DataError, PwwError, Stopped
 from pww.folder import owned, write_durably
+
+if TYPE_CHECKING:
+    from pww.data import Corpus
+    from pww.replica.outbox import Outbox
+    from pww.replica.session import Session
+    from pww.trainer.api import Trainer
+    from pww.trainer.ranks import Ranks
+    from pww.transport.exchange import Exchange
 
 log = logging.getLogger("pww.worker")
 
 
-def main(argv: list[str]) -> int:
-    """Runs one rank and returns its exit code."""
+def torchtitan(config: Config, corpus: "Corpus", ranks: "Ranks") -> "Trainer":
+    """The engine of every language model."""
+    from pww.trainer.titan import TitanTrainer
+
+    return TitanTrainer(config, corpus, ranks=ranks)
+
+
+def main(
+    argv: list[str], *, engine: "Callable[[Config, Corpus, Ranks], Trainer]" = torchtitan
+) -> int:
+    """Runs one rank and returns its exit code; `engine` builds the inner loop."""
     if len(argv) != 1 or not Path(argv[0], "config.yaml").is_file():
         print("usage: python -m pww.worker RUN   (a folder that pww.train made)", file=sys.stderr)
         return 2
@@ -35,91 +53,144 @@ def main(argv: list[str]) -> int:
     except ConfigError as fault:
         print(fault, file=sys.stderr)
         return fault.exit_code
-    label = config.replica_id if config.central.url != "none" else ""
-    pww_log.setup(rank=rank, label=label)
+    pww_log.setup(rank=rank, label=config.replica_id if config.central.url != "none" else "")
     try:
         with ExitStack() as stack:
             if rank == 0:
-                stack.enter_context(
-                    owned(run, remedy="wait for it, or start another run with its own run.name")
-                )
-            _train(config, run)
+                remedy = "wait for it, or start another run with its own run.name"
+                stack.enter_context(owned(run, remedy=remedy))
+            _train(config, run, stack, engine)
     except PwwError as fault:
         if rank == 0:
             log.error("%s", fault)
-            if isinstance(fault, Stopped):
+            if isinstance(fault, Stopped | CheckpointError):
                 log.info("go on with: python -m pww.train resume=%s", paths.shown(run))
         return fault.exit_code
     return 0
 
 
-def _train(config: Config, run: Path) -> None:
+def _train(
+    config: Config,
+    run: Path,
+    stack: ExitStack,
+    engine: "Callable[[Config, Corpus, Ranks], Trainer]",
+) -> None:
+    """Builds one rank's pieces, in the order of the data's way, and runs the loop over them."""
     from pww.codec import get_codec
-    from pww.data import prepare
+    from pww.connect import Ends, Start, connect
+    from pww.data import Corpus, prepare
     from pww.lease.space import BlockSpace
     from pww.metrics import Metrics
-    from pww.replica.loop import run as run_loop
+    from pww.replica import loop
     from pww.replica.outbox import Outbox
     from pww.replica.plan import PhasePlan
     from pww.replica.report import Report
     from pww.trainer.ranks import Ranks
-    from pww.trainer.titan import TitanTrainer, init_ranks
+    from pww.trainer.titan import init_ranks
     from pww.wire import model_digest
 
+    clock = SystemClock()
     init_ranks(config)
     ranks = Ranks()
     ranks.handle_signals()
-    clock = SystemClock()
 
-    def corpus_of() -> object:
-        prepare(
+    def open_corpus() -> Corpus:
+        return prepare(
             config.data,
             seq_len=config.model.seq_len,
             vocab_multiple=config.model.vocab_multiple,
             project=paths.PROJECT,
         )
-        return None
 
-    ranks.share(corpus_of)
-    corpus = prepare(
-        config.data,
-        seq_len=config.model.seq_len,
-        vocab_multiple=config.model.vocab_multiple,
-        project=paths.PROJECT,
-    )
+    ranks.share(lambda: open_corpus().manifest.digest)  # rank 0 builds it if need be, once
+    corpus = open_corpus()
     space = BlockSpace.of(corpus.manifest, config.darl)
     plan = PhasePlan.of(config, space)
     if space.num_blocks < plan.num_blocks:
         raise DataError(
             f"corpus {config.data.name} has {space.num_windows} windows, less than one phase of "
-            f"{config.diloco.inner_steps} steps x {config.optim.batch_windows} windows: lower "
-            "diloco.inner_steps or optim.batch_windows"
+            f"diloco.inner_steps={config.diloco.inner_steps} x optim.batch_windows="
+            f"{config.optim.batch_windows}: lower one of them"
         )
-    trainer = TitanTrainer(config, corpus, ranks=ranks)
-    outbox = Outbox(run, ranks=ranks, codec=get_codec(config.codec.kind), keep=config.checkpoint.keep)
+    trainer = engine(config, corpus, ranks)
+    stack.callback(trainer.close)
+    codec = get_codec(config.codec.kind)
+    outbox = Outbox(run, ranks=ranks, codec=codec, keep=config.checkpoint.keep)
     if outbox.last is not None:
         trainer.load_inner(outbox.last.inner)
-    seed = _write_seed(trainer, run, ranks)
-    ends = None
+    seed = run / "theta0.safetensors"
+    if outbox.last is None:
+        _write_seed(trainer, seed, ranks)
+
+    start = Start(space, model_digest(trainer.shapes()), seed, outbox.last)
+    built: list[Ends] = []
+    ranks.share(lambda: built.append(connect(config, run, start, clock=clock, stop=ranks.asked)))
+    ends = built[0] if built else None
     metrics = None
-    if ranks.rank == 0:
+    if ends is not None:
+        stack.callback(lambda: ends.close(_unsent(outbox)))
         metrics = Metrics(
             run,
             project=config.metrics.wandb.project,
-            group=config.run.name,
-            name=f"{config.run.name}-{config.replica_id.replace('/', '-')}",
-            wandb_id=_wandb_id(run),
+            group=ends.session.run,
+            name=run.name,
+            wandb_id=hashlib.sha256(f"{run.name} {config.replica_id}".encode()).hexdigest()[:16],
             mode=config.metrics.wandb.mode,
             config=config.model_dump(mode="json"),
         )
+        stack.callback(metrics.close)
     report = Report(
-        run, metrics=metrics, outbox=outbox, plan=plan,
-        every_rounds=config.evaluation.every_rounds, clock=clock,
+        run, metrics=metrics, outbox=outbox, plan=plan, every_rounds=config.evaluation.every_rounds,
+        clock=clock,
     )  # fmt: skip
-    try:
-        ends = ranks.share(lambda: None)
-        if ranks.rank == 0:
-            pass
-    finally:
-        report.close()
-    del ends, run_loop, space, seed, model_digest, threading, PackageNotFoundError, version, write_durably
+    stack.callback(report.close)
+    loop.run(
+        # only rank 0's share() reaches these two
+        cast("Session", ends and ends.session),
+        cast("Exchange", ends and ends.exchange),
+        trainer,
+        outbox,
+        report,
+        plan=plan,
+        ranks=ranks,
+    )
+    report.close()
+    if ranks.rank == 0:
+        summary = report.summary(ended=f"corpus {config.data.name} is exhausted")
+        write_durably(run / "finished", f"{summary}\n".encode())
+        print(summary, flush=True)
+
+
+def _unsent(outbox: "Outbox") -> tuple[int, ...]:
+    """Leases of a delta without verdict: a resumed run offers it again."""
+    entry = outbox.pending
+    return () if entry is None else tuple(s.lease for s in entry.offer.spans)
+
+
+def _write_seed(trainer: "Trainer", path: Path, ranks: "Ranks") -> None:
+    """theta(0) as this replica would start it, in case the central asks for it. Collective."""
+    import torch
+
+    from pww.transport.tensorfile import TensorWriter
+
+    tensors = trainer.tensors()
+    fault: PwwError | None = None
+    if ranks.rank == 0:
+        layout = {name: (torch.float32, tuple(s)) for name, s in trainer.shapes().items()}
+        try:
+            with TensorWriter(path, layout, metadata={}) as writer:
+                for name, tensor in tensors:
+                    writer.add(name, tensor)
+        except OSError as why:
+            fault = CheckpointError(f"cannot write {path}: {why}; make room and start again")
+    for _ in tensors:
+        pass
+    ranks.agree_on_fault(fault)
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # gloo's threads can abort an interpreter that tears itself down; all that is durable is on disk
+    os._exit(code)

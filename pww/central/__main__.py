@@ -1,7 +1,7 @@
-"""`python -m pww.central`: coordinator and aggregator of one run, in one process with one state folder.
+"""`python -m pww.central`: coordinator and aggregator of one run, in one process.
 
-    python -m pww.central data=tinyshakespeare      start, or go on where the state folder stands
-    python -m pww.central audit [FOLDER]            what the ledger says of a run (default: the newest)
+python -m pww.central data=tinyshakespeare      start, or go on where the state folder stands
+python -m pww.central audit [FOLDER]            what the ledger says of a run (default: the newest)
 """
 
 import logging
@@ -111,7 +111,7 @@ def _serve(config: Config, folder: Path, stop: threading.Event) -> None:
     ledger = Ledger(state / "ledger.sqlite")
     coordinator = Coordinator(
         ledger, space, darl=config.darl, aggregator_port=aggregator_port.port, clock=clock,
-        members=link,
+        members=link, staleness_window=config.diloco.staleness_window,
     )  # fmt: skip
     aggregator = Aggregator(coordinator, folder=state, diloco=config.diloco, clock=clock)
     inbox = CentralInbox(coordinator, aggregator, metrics)
@@ -130,16 +130,18 @@ def _serve(config: Config, folder: Path, stop: threading.Event) -> None:
                 config.run.name, config.central.host, coordinator_port.port,
                 aggregator_port.port, space.num_positions, coordinator.round,
             )  # fmt: skip
-            Rounds(link, inbox, folder=state / "incoming", clock=clock, config=config).run(stop)
+            rounds = Rounds(
+                link, inbox, folder=state / "incoming", clock=clock,
+                limit_mb=config.transport.limit_mb, seed_ttl_s=config.central.patience_s,
+            )  # fmt: skip
+            rounds.run(stop)
     finally:
         coordinator_port.stop()
         aggregator_port.stop()
         metrics.close()
         ledger.close()
     if stop.is_set():
-        raise Stopped(
-            f"stopped at round {coordinator.round}; start it again with the same command"
-        )
+        raise Stopped(f"stopped at round {coordinator.round}; start it again with the same command")
     print(
         f"run {config.run.name} is complete: {coordinator.round} merges, "
         f"{space.num_positions} blocks committed\n"

@@ -1,8 +1,9 @@
-"""What the federation hands in and asks for, answered by the books and the merge; global metrics on the way."""
+"""What the federation hands in and asks for, answered by books and merge; writes global metrics."""
 
 import logging
 import math
 from pathlib import Path
+from typing import Literal
 
 from pww.central.aggregator import Aggregator
 from pww.central.coordinator import Coordinator, Member
@@ -28,7 +29,9 @@ class CentralInbox:
         """Whether theta(0) is still wanted."""
         return self._merger.needs_seed
 
-    def invitation(self, replica: str, kind: str) -> tuple[Invitation, Path | None]:
+    def invitation(
+        self, replica: str, kind: Literal["seed", "phase"]
+    ) -> tuple[Invitation, Path | None]:
         """The message for one replica, and the payload beside it."""
         return self._merger.invitation(replica, kind)
 

@@ -1,7 +1,7 @@
 """THE loop: lease, theta, H inner steps, delta, verdict, again; the same for one site or many.
 
-Every rank runs it; `ranks.share` does the network part on rank 0 and tells the others. A delta that a crash or
-a stop left without a verdict is delivered first: its id counts once, whatever had arrived.
+Every rank runs it; `ranks.share` does the network part on rank 0 and tells the others. A delta that
+a crash or a stop left without a verdict is delivered first: its id counts once, whatever arrived.
 """
 
 from pww.errors import Stopped, TrainerError

@@ -1,13 +1,13 @@
 """The outbox: before a delta is sent, everything it stands for is durable in one folder of the run.
 
     checkpoints/phase-000003/
-        entry.json          the offer (without incarnation), counters, and the verdict once there is one
+        entry.json          the offer (without incarnation), counters, and later the verdict
         delta.safetensors   the payload; dropped with the verdict
         inner/              optimiser, step and RNG state after the phase
 
-A folder is complete or absent: it is written as `.part`, fsynced and renamed. What survives a crash: the newest
-complete phase, whose delta is offered again on resume (a delta id counts once), and the one before it.
-Source of the rules: the outbox list of the lease protocol (payload, spans and inner state before the send).
+A folder is complete or absent: it is written as `.part`, fsynced and renamed. What survives a
+crash: the newest complete phase, whose delta is offered again on resume (a delta id counts once),
+and the one before it.
 """
 
 import json
@@ -44,7 +44,7 @@ NOTHING = PayloadInfo(
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One phase, done and durable. `tokens_total` and `step` count over the replica's whole life."""
+    """One phase, done and durable. `tokens_total` and `step` count over the replica's life."""
 
     folder: Path
     offer: Offer
@@ -106,7 +106,7 @@ class Outbox:
         """Makes one finished phase durable and returns it; collective.
 
         Raises:
-            CheckpointError: it could not be written (disk full, say); the entry before it is intact.
+            CheckpointError: it could not be written (disk full, say); the one before it is intact.
         """
         number = 0 if self.last is None else int(self.last.folder.name.removeprefix("phase-")) + 1
         final = self._folder / f"phase-{number:06d}"
@@ -207,7 +207,7 @@ class Outbox:
 
 
 class _Differences:
-    """theta_outer - theta_inner, tensor by tensor; every rank takes part in gathering each tensor."""
+    """theta_outer - theta_inner, tensor by tensor; every rank takes part in each gather."""
 
     def __init__(self, trainer: Trainer, theta: Path | None) -> None:
         self._tensors = trainer.tensors()

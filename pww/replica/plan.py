@@ -1,4 +1,4 @@
-"""What one phase is: how many blocks it leases, which windows those are, and where the LR schedule stands."""
+"""What one phase is: how many blocks, which windows, and where the LR schedule stands."""
 
 from dataclasses import dataclass
 
@@ -43,6 +43,6 @@ class PhasePlan:
 
     def progress(self, granted: Granted) -> tuple[float, float]:
         """Committed share of all windows when the phase starts, and with this lease added."""
-        total = self.space.num_windows * self.space.epochs
+        total = self.space.total_windows
         own = self.space.num_span_windows(granted.lease.span)
         return granted.committed_windows / total, (granted.committed_windows + own) / total

@@ -1,4 +1,4 @@
-"""What people and files learn from a replica: progress, `metrics.jsonl`, held-out loss, the closing summary."""
+"""What people and files learn from a replica: progress, `metrics.jsonl`, the closing summary."""
 
 import logging
 import math
@@ -46,7 +46,7 @@ class Totals:
 
 
 class Report:
-    """Rank 0 speaks and writes; on other ranks every method only takes part in what is collective."""
+    """Rank 0 speaks and writes; other ranks only take part in what is collective."""
 
     def __init__(
         self,
@@ -65,7 +65,9 @@ class Report:
         self._evaluated = -1
         self._row: dict[str, Any] | None = None
         self.totals = Totals()
-        self._bar = _Bar(clock, plan.space.num_windows * plan.space.epochs, speaks=metrics is not None)
+        self._bar = _Bar(
+            clock, plan.space.num_windows * plan.space.epochs, speaks=metrics is not None
+        )
 
     def evaluate(self, theta: Theta, trainer: Trainer) -> EvalResult | None:
         """Held-out loss at `theta`, which the trainer holds, when this round is due. Collective."""
@@ -125,7 +127,9 @@ class Report:
         if self._metrics is None:
             return
         if not merged:
-            log.warning("delta of round %d was rejected: %s", entry.offer.base_round, verdict.reason)
+            log.warning(
+                "delta of round %d was rejected: %s", entry.offer.base_round, verdict.reason
+            )
         self._flush(None)
         told = _measured(entry)
         self._row = {
@@ -139,7 +143,7 @@ class Report:
             self._flush(None)
 
     def _flush(self, theta: Theta | None) -> None:
-        """Writes the outer row of the last delta, with the merge that took it once that is known."""
+        """Writes the outer row of the last delta, with the merge that took it if it is known."""
         if self._metrics is None or self._row is None:
             return
         row, self._row = self._row, None
@@ -182,7 +186,9 @@ class Report:
 def _measured(entry: Entry) -> dict[str, int | float]:
     """The phase's own measurements as a flat row."""
     row = entry.offer.metrics.model_dump()
-    return {key: value for key, value in row.items() if key not in ("held_out_loss", "held_out_tokens")}
+    return {
+        key: value for key, value in row.items() if key not in ("held_out_loss", "held_out_tokens")
+    }
 
 
 class _Bar:
@@ -218,9 +224,7 @@ class _Bar:
             self._said_s = now
             left = (self._total - windows) / rate if rate > 0 else math.inf
             eta = f"{left:.0f} s left" if math.isfinite(left) else "time left unknown"
-            log.info(
-                "%s  %d/%d windows  %.0f windows/s  %s", text, windows, self._total, rate, eta
-            )
+            log.info("%s  %d/%d windows  %.0f windows/s  %s", text, windows, self._total, rate, eta)
 
     def close(self) -> None:
         if self._rich is not None:

@@ -1,0 +1,183 @@
+"""How a replica gets leases and theta: alone in its process, or from a central. Rank 0 only.
+
+The only place on the site's side that knows both ends; `replica.loop` sees a `Session` and an
+`Exchange`.
+"""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from pww.clock import Clock
+from pww.config.schema import Config
+from pww.lease.space import BlockSpace
+from pww.replica.outbox import Entry
+from pww.replica.session import Claims, CoordinatorPort, Session
+from pww.transport.exchange import Exchange
+
+RECORDED = ("pww", "torch", "torchtitan", "tokenizers", "flwr")
+"""Packages whose versions a registration carries."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """What the loop talks to, and how to let go of it (the leases to keep are named)."""
+
+    session: Session
+    exchange: Exchange
+    close: Callable[[tuple[int, ...]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What a process brings along: its index space, model, theta(0) and what its outbox holds."""
+
+    space: BlockSpace
+    model: str  # `wire.model_digest`
+    seed: Path
+    last: Entry | None
+
+    @property
+    def claims(self) -> Claims:
+        """What an earlier process of this replica left; nothing on a first start."""
+        if self.last is None:
+            return Claims()
+        offer, verdict = self.last.offer, self.last.verdict
+        if verdict is not None:
+            return Claims(run=offer.run, last_round=verdict.round)
+        leases = tuple(leased.lease for leased in offer.spans)
+        return Claims(
+            run=offer.run, last_round=offer.base_round, leases=leases, deltas=(offer.delta,)
+        )
+
+
+def connect(
+    config: Config, run: Path, start: Start, *, clock: Clock, stop: threading.Event
+) -> Ends:
+    """Registers this process and returns its two ends.
+
+    Raises:
+        Refused: another live process has the replica id, or the run, corpus or model differ.
+        Stopped: nobody answered and somebody asked to stop.
+    """
+    if config.central.url == "none":
+        return _alone(config, run, start, clock=clock, stop=stop)
+    return _federated(config, run, start, clock=clock, stop=stop)
+
+
+def _session(
+    port: CoordinatorPort,
+    config: Config,
+    start: Start,
+    *,
+    node_key: str,
+    clock: Clock,
+    stop: threading.Event,
+) -> Session:
+    return Session(
+        port,
+        replica=config.replica_id,
+        node_key=node_key,
+        space=start.space,
+        model=start.model,
+        darl=config.darl,
+        clock=clock,
+        stop=stop,
+        versions=versions(),
+        claims=start.claims,
+    )
+
+
+def _alone(config: Config, run: Path, start: Start, *, clock: Clock, stop: threading.Event) -> Ends:
+    """The central's books and merge in this process, their state in the run's own folder."""
+    from pww.central.aggregator import Aggregator
+    from pww.central.coordinator import Coordinator
+    from pww.central.inprocess import InProcessExchange
+    from pww.central.ledger import FILE, Ledger
+
+    state = run / "central"
+    state.mkdir(exist_ok=True)
+    ledger = Ledger(state / FILE)
+    books = Coordinator(
+        ledger, start.space, darl=config.darl, aggregator_port=0, clock=clock,
+        staleness_window=config.diloco.staleness_window,
+    )  # fmt: skip
+    merger = Aggregator(books, folder=state, diloco=config.diloco, clock=clock)
+    # The run folder is locked: an earlier process of this replica, whatever its end, is not alive.
+    books.evict(config.replica_id)
+    session = _session(books, config, start, node_key="", clock=clock, stop=stop)
+    session.register()
+    exchange = InProcessExchange(merger, replica=config.replica_id, seed=start.seed)
+
+    def close(keep: tuple[int, ...]) -> None:
+        exchange.close()
+        session.leave(keep)
+        ledger.close()
+
+    return Ends(session, exchange, close)
+
+
+def _federated(
+    config: Config, run: Path, start: Start, *, clock: Clock, stop: threading.Event
+) -> Ends:
+    """The lease protocol over HTTP, theta and deltas over Flower."""
+    import httpx
+    import numpy as np
+
+    from pww.federation.fleet import FleetSite
+    from pww.federation.signing import Signer
+    from pww.replica.coordinator_client import HttpCoordinator
+    from pww.replica.federated import FederatedExchange
+
+    random = np.random.default_rng()
+    signer = Signer.new(clock=clock)
+    port = HttpCoordinator(
+        config.central.url, config.transport, clock=clock, stop=stop, random=random
+    )
+    session = _session(
+        port, config, start, node_key=signer.public_pem.decode(), clock=clock, stop=stop
+    )
+    aggregator_port = session.register().aggregator_port
+    host = httpx.URL(config.central.url).host
+    fleet = FleetSite(
+        f"[{host}]:{aggregator_port}" if ":" in host else f"{host}:{aggregator_port}",
+        config.transport,
+        signer=signer,
+        clock=clock,
+        stop=stop,
+        random=random,
+    )
+    exchange = FederatedExchange(
+        fleet,
+        run=session.run,
+        replica=config.replica_id,
+        incarnation=session.incarnation,
+        model=start.model,
+        seed=start.seed,
+        folder=run / "theta",
+        limit_mb=config.transport.limit_mb,
+        poll_s=config.transport.poll_s,
+        clock=clock,
+        stop=stop,
+        reregister=session.reregister,
+    )
+
+    def close(keep: tuple[int, ...]) -> None:
+        session.leave(keep)
+        exchange.close()
+        port.close()
+
+    return Ends(session, exchange, close)
+
+
+def versions() -> dict[str, str]:
+    """Versions of the packages that decide what a phase computes."""
+    found = {}
+    for name in RECORDED:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "absent"
+    return found
