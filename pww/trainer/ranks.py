@@ -72,13 +72,16 @@ def _interface(prefix: str) -> str:
 
 
 class Ranks:
-    """Rank and world size, the agreed stop, `share`. Build it after the process group exists."""
+    """Rank and world size, the agreed stop, `share`. Build it after the process group exists.
+
+    `asked` is set once this rank knows of a wish to stop; what waits on rank 0 may watch it.
+    """
 
     def __init__(self) -> None:
         self.rank = dist.get_rank()
         self.world = dist.get_world_size()
         self._group = dist.new_group(backend="gloo") if self.world > 1 else None
-        self._asked = threading.Event()
+        self.asked = threading.Event()
 
     @property
     def group(self) -> dist.ProcessGroup | None:
@@ -87,7 +90,7 @@ class Ranks:
 
     def ask_to_stop(self, signum: int = 0, frame: FrameType | None = None) -> None:
         """A signal handler: only sets a flag; ranks agree on it at the next step or tick."""
-        self._asked.set()
+        self.asked.set()
 
     def handle_signals(self) -> None:
         """SIGINT and SIGTERM ask for an orderly stop."""
@@ -96,9 +99,9 @@ class Ranks:
 
     def agreed(self) -> bool:
         """Collective: True everywhere as soon as one rank was asked to stop."""
-        agreed = self._any(self._asked.is_set())
+        agreed = self._any(self.asked.is_set())
         if agreed:
-            self._asked.set()
+            self.asked.set()
         return agreed  # not the flag: a signal may have set it here, after the ranks agreed
 
     def share(self, work: Callable[[], T]) -> T:
@@ -199,7 +202,7 @@ class Ranks:
                 return results.get(timeout=0.1)
             except queue.Empty:
                 left -= 0.1
-                if self._asked.is_set():
+                if self.asked.is_set():
                     return None
         return None
 

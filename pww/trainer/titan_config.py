@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from pww.config.schema import Config, CustomModel
+from pww.config.schema import Config, ShippedModel
 from pww.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -15,41 +15,23 @@ DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 
 
 def check(config: Config, manifest: "Manifest", *, num_ranks: int) -> None:
-    """Refuses what torchtitan would refuse with a traceback, or would train without learning.
+    """Refuses what torchtitan would refuse with a traceback; `config.check` has seen the rest.
 
     Raises:
         ConfigError: all faults of the configuration.
         DataError: the corpus is not one for this model.
     """
     faults = []
-    model, optim, parallel = config.model, config.optim, config.parallel
-    if parallel.ranks != num_ranks:
+    if config.parallel.ranks != num_ranks:
         faults.append(
-            f"parallel.ranks={parallel.ranks}, but {num_ranks} processes started: start as many"
+            f"parallel.ranks={config.parallel.ranks}, but {num_ranks} processes started: start as "
+            "many"
         )
-    if parallel.kind == "single" and parallel.ranks != 1:
-        faults.append(
-            f"parallel.ranks={parallel.ranks}: parallel.kind=single is one rank; use parallel=fsdp"
-        )
-    if optim.batch_windows % num_ranks:
-        faults.append(
-            f"optim.batch_windows={optim.batch_windows}: must be a multiple of the {num_ranks} "
-            "ranks of the replica (parallel.ranks): each takes an equal share of a step"
-        )
-    for name, beta in (("beta1", optim.beta1), ("beta2", optim.beta2)):
+    for name, beta in (("beta1", config.optim.beta1), ("beta2", config.optim.beta2)):
         if beta >= 1:
-            faults.append(f"optim.{name}={beta}: must be below 1, or the average never moves")
-    if isinstance(model, CustomModel):
-        if model.num_heads % model.num_kv_heads:
-            faults.append(
-                f"model.num_heads={model.num_heads}: must be a multiple of model.num_kv_heads="
-                f"{model.num_kv_heads}"
-            )
-        if model.head_dim % 2:
-            faults.append(
-                f"model.head_dim={model.head_dim}: must be even, the rotary embedding turns pairs"
-            )
-    elif model.seq_len > MAX_SHIPPED_SEQ_LEN:
+            faults.append(f"optim.{name}={beta:g}: must be below 1, or the average never moves")
+    model = config.model
+    if isinstance(model, ShippedModel) and model.seq_len > MAX_SHIPPED_SEQ_LEN:
         faults.append(
             f"model.seq_len={model.seq_len}: at most {MAX_SHIPPED_SEQ_LEN} for a shipped Qwen3"
         )
