@@ -123,9 +123,10 @@ class Generations:
             text = (path / "generation.json").read_text()
             return Generation(path, GenerationInfo.model_validate_json(text))
         except (OSError, ValidationError) as why:
+            told = why if isinstance(why, OSError) else "generation.json is damaged"
             raise StateError(
-                f"generation {path} is named by the ledger and cannot be read ({why}): restore the "
-                "state folder from a copy, or start a new run with run.name=..."
+                f"generation {path} is named by the ledger and cannot be read ({told}): restore "
+                "the state folder from a copy, or start a new run with run.name=..."
             ) from why
 
     @contextmanager
