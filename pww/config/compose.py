@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pww.config.faults import Faults, did_you_mean, flat
+from pww.config.faults import Faults, did_you_mean, flat, refusals
 from pww.config.paths import CONF, PROJECT
 from pww.config.words import line_of, parse
 
@@ -94,14 +94,12 @@ class Composer:
 
         Each override that cannot is a fault of its own.
         """
-        from hydra.errors import HydraException
-
         groups = [
             o for o in overrides if self.options(o.key_or_group) and not isinstance(o.value(), dict)
         ]
         try:
             return self.compose([line_of(o) for o in overrides]), [line_of(o) for o in groups]
-        except (HydraException, ValueError) as error:
+        except refusals() as error:
             first = error
         try:
             base = self.compose([])
@@ -110,7 +108,7 @@ class Composer:
             keys = [o for o in overrides if o not in groups]
             good = [*chosen, *self._sift(keys, base, faults, _apply)]
             return self.compose(good), chosen
-        except (HydraException, ValueError) as error:
+        except refusals() as error:
             faults.add(flat(error) or flat(first))
             return None, []
 
@@ -136,13 +134,11 @@ class Composer:
         attempt: "Callable[[Override, DictConfig], None]",
     ) -> list[str]:
         """Those of `overrides` that Hydra accepts."""
-        from hydra.errors import HydraException
-
         good = []
         for override in overrides:
             try:
                 attempt(override, base)
-            except (HydraException, ValueError) as error:
+            except refusals() as error:
                 self._explain(override, base, error, faults)
             else:
                 good.append(line_of(override))

@@ -32,10 +32,16 @@ def did_you_mean(word: str, candidates: Sequence[str]) -> str:
     return f"; did you mean {near[0]}?" if near else ""
 
 
+def refusals() -> tuple[type[Exception], ...]:
+    """What composing raises when the configuration, not the program, is wrong."""
+    import yaml
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    return (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, OSError)
+
+
 def flat(error: BaseException) -> str:
-    """Hydra's message on one line, with its cause and without its links."""
-    parts = [str(error)]
-    if error.__cause__ is not None:
-        parts.append(str(error.__cause__))
-    text = " ".join(" ".join(parts).split())
+    """Hydra's message on one line: its cause if it has one, without advice and links."""
+    text = " ".join(str(error.__cause__ or error).split())
     return re.sub(r"\s*(See https?://\S+( for [\w ]+)?|full_key: \S+|object_type=\w+)", "", text)

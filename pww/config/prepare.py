@@ -66,12 +66,13 @@ def prepare(
             # Each job starts from the faults of the words themselves
             mine = Faults(keys=set(faults.keys))
             config = _one(hydra, job, mine, multirun=multirun)
+            sound = frozenset(key for key in given if not mine.touches(key))
             if config is not None and refine is not None:
                 try:
-                    configs.append(refine(config, given))
+                    config = refine(config, sound)
                 except ConfigError as error:
                     mine.sentences += error.faults
-            elif config is not None:
+            if config is not None:
                 configs.append(config)
             for sentence in mine.sentences:
                 faults.add(sentence)
@@ -107,6 +108,7 @@ def find(words: Sequence[str], *, source: Source, defaults: Sequence[str] = ()) 
 def _one(
     hydra: Composer, overrides: Sequence["Override"], faults: Faults, *, multirun: bool
 ) -> Config | None:
+    """One job; with faults, what it is where nothing is at fault, or None if that is no whole."""
     tree, groups = hydra.tree(overrides, faults)
     if tree is None:
         return None
@@ -121,7 +123,7 @@ def _one(
     if config is not None:
         for sentence in check(config, at_fault=faults.touches):
             faults.add(sentence)
-    return None if faults.sentences else config
+    return config
 
 
 def _validated(

@@ -1,0 +1,63 @@
+"""Runs a command as part of this process: signals go through, it never outlives us."""
+
+import ctypes
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Mapping, Sequence
+from types import FrameType
+
+from pww.clock import Clock
+
+GRACE_S = 5.0
+"""A command that was asked to stop has this long; what it made durable survives the kill."""
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent() -> None:
+    """Linux: this process gets SIGKILL when its parent ends in whatever way; elsewhere nothing."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if hasattr(libc, "prctl"):
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def run(command: Sequence[str], *, env: Mapping[str, str], clock: Clock) -> int:
+    """Runs `command` in the foreground and returns its exit code.
+
+    SIGINT and SIGTERM to this process become one SIGTERM to the command (a terminal's Ctrl-C
+    reaches it anyway, in the same process group); `GRACE_S` later, or at the second signal, it is
+    killed. If signal n ended the command the code is 128 + n, or 130 if it was asked to stop.
+    """
+    asked: list[float] = []
+    child: subprocess.Popen[bytes] | None = None
+
+    def ask(signum: int, frame: FrameType | None) -> None:
+        asked.append(clock.monotonic())
+        if child is not None:
+            child.send_signal(signal.SIGTERM if len(asked) == 1 else signal.SIGKILL)
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    tick = threading.Event()
+    try:
+        child = subprocess.Popen(list(command), env=dict(env), preexec_fn=die_with_parent)
+        if asked:
+            child.send_signal(signal.SIGTERM)
+        while (code := child.poll()) is None:
+            clock.wait(tick, 0.05)
+            if asked and clock.monotonic() > asked[0] + GRACE_S:
+                child.kill()
+    finally:
+        if child is not None and child.poll() is None:
+            child.kill()
+            child.wait()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if code < 0:
+        return 128 + signal.SIGINT if asked else 128 - code
+    return code
+
+
+def environment(*, threads: int) -> dict[str, str]:
+    """This process's environment for a rank with `threads` CPU threads."""
+    return {**os.environ, "OMP_NUM_THREADS": str(threads)}

@@ -1,0 +1,78 @@
+"""`python -m pww.train`: starts or goes on with a replica's run, or says what would be queued.
+
+This process composes, checks and makes the run's folder; the ranks are processes of their own that
+read its `config.yaml`. It never imports torch. Exit codes: 0 the corpus is exhausted, 1 a fault, 2
+a wrong configuration, 130 stopped and resumable.
+"""
+
+import sys
+from pathlib import Path
+
+from pww.clock import SystemClock
+from pww.config import paths
+from pww.config.load import run_app
+from pww.config.schema import Config
+from pww.errors import ConfigError
+
+
+def main(config: Config) -> int:
+    """Runs the replica to its end and returns the exit code."""
+    from pww.launcher import batch, process, runs
+
+    clock = SystemClock()
+    queue = config.site.queue
+    if config.dry:
+        if queue.kind == "slurm":
+            config = runs.named(config, clock)
+            print(batch.script(config, queue))
+            print(batch.summary(config, queue), file=sys.stderr)
+        else:
+            where = paths.shown(paths.PROJECT / config.run.root)
+            print(
+                f"dry: nothing was started. {config.replica_id}, {config.parallel.ranks} rank(s), "
+                f"would make its folder in {where} and train on {config.data.name} here"
+            )
+        return 0
+    if config.resume == runs.AUTO:
+        print("resume=auto: no unfinished run of this replica; a new one", file=sys.stderr)
+    config, folder = runs.claim(config, clock)
+    print(f"run {config.run.name} in {paths.shown(folder)}", file=sys.stderr)
+    return process.run(
+        command(folder, ranks=config.parallel.ranks),
+        env=process.environment(threads=config.site.cores_per_rank),
+        clock=clock,
+    )
+
+
+def command(folder: Path, *, ranks: int) -> list[str]:
+    """What runs the ranks of the run in `folder`: the worker, or torch's launcher of several."""
+    if ranks == 1:
+        return [sys.executable, "-m", "pww.worker", str(folder)]
+    return [sys.executable, "-m", "pww.launcher.elastic", str(ranks), str(folder)]
+
+
+def settle(config: Config, given: frozenset[str]) -> Config:
+    """What this program checks besides the configuration: the queue, and which run it is.
+
+    Raises:
+        ConfigError: it cannot be started like this.
+    """
+    from pww.launcher import runs
+
+    faults: list[str] = []
+    if config.site.queue.kind == "slurm" and not config.dry:
+        faults.append(
+            f"site={config.site.name}: submitting to a queue is not part of this version; "
+            "dry=true shows the script, and site=local runs inside an allocation that you hold"
+        )
+    try:
+        config = runs.settle(config, given)
+    except ConfigError as error:
+        faults += error.faults
+    if faults:
+        raise ConfigError(faults)
+    return config
+
+
+if __name__ == "__main__":
+    sys.exit(run_app(main, program="pww.train", refine=settle))
