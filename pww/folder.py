@@ -1,4 +1,4 @@
-"""One owner for each state folder: a lock that dies with its process, and writes that are whole or absent."""
+"""One owner for each state folder, by a lock that dies with its process; writes whole or absent."""
 
 import fcntl
 import os

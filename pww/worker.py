@@ -85,8 +85,7 @@ def _train(
     from pww.replica.outbox import Outbox
     from pww.replica.plan import PhasePlan
     from pww.replica.report import Report
-    from pww.trainer.ranks import Ranks
-    from pww.trainer.titan import init_ranks
+    from pww.trainer.ranks import Ranks, init_ranks
     from pww.wire import model_digest
 
     clock = SystemClock()

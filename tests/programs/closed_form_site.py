@@ -1,6 +1,6 @@
 """A site whose inner loop is a closed form: real config, leases, Flower, outbox; no torchtitan.
 
-    python closed_form_site.py RUN
+    python closed_form_site.py OVERRIDE...      (as for pww.train; the run folder is made or gone on with)
 
 Each inner step moves theta a tenth of the way to the mean of its windows' targets, so that an independent
 replay of the draw logs predicts every theta. Environment: STEP_S seconds a step, NAN_PHASES phases that end in nan.
@@ -13,6 +13,8 @@ from pathlib import Path
 import torch
 
 from pww.clock import SystemClock
+from pww.config import paths
+from pww.config.load import compose
 from pww.trainer.api import EvalResult, PhaseResult
 from pww.worker import main
 
@@ -108,7 +110,12 @@ class ClosedForm:
 
 
 if __name__ == "__main__":
-    code = main(sys.argv[1:], engine=ClosedForm)
+    config = compose(sys.argv[1:])
+    folder = paths.run_folder(config)
+    if not folder.exists():
+        folder.mkdir(parents=True)
+        paths.freeze(config, folder)
+    code = main([str(folder)], engine=ClosedForm)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -1,0 +1,128 @@
+"""What the tests of real processes share: a copy of the project to run in, and children that never outlive a test."""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+CLOSED_FORM = ROOT / "tests" / "programs" / "closed_form_site.py"
+
+
+@dataclass
+class Child:
+    """A process in a group of its own, its output in a file."""
+
+    process: subprocess.Popen
+    log: Path
+
+    def text(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def signal(self, number: int) -> None:
+        """To the whole group, as a terminal or a queue does it."""
+        os.killpg(self.process.pid, number)
+
+    def kill(self) -> None:
+        try:
+            self.signal(signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        self.process.wait()
+
+    def wait(self, timeout_s: float = 120) -> int:
+        try:
+            return self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"still running after {timeout_s} s:\n{self.text()[-3000:]}")
+
+    def until(self, ready: Callable[[], object], timeout_s: float = 90) -> None:
+        """Returns when `ready()` is true; fails when the process ends or the time is up first."""
+        end = time.monotonic() + timeout_s
+        while not ready():
+            if self.process.poll() is not None:
+                pytest.fail(f"ended with {self.process.returncode}:\n{self.text()[-3000:]}")
+            if time.monotonic() > end:
+                pytest.fail(f"nothing after {timeout_s} s:\n{self.text()[-3000:]}")
+            time.sleep(0.02)
+
+
+@dataclass
+class Project:
+    """A copy of the project in a folder of its own; commands run in it as a user would run them."""
+
+    folder: Path
+    env: dict[str, str]
+    children: list[Child] = field(default_factory=list)
+
+    @property
+    def outputs(self) -> Path:
+        return self.folder / "outputs"
+
+    def start(self, *command: str, name: str, **env: str) -> Child:
+        """Starts `python *command`."""
+        log = self.folder / f"{name}.log"
+        with log.open("ab") as out:
+            process = subprocess.Popen(
+                [sys.executable, *command], cwd=self.folder, env={**self.env, **env}, stdout=out,
+                stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True,
+            )  # fmt: skip
+        self.children.append(Child(process, log))
+        return self.children[-1]
+
+    def run(self, *command: str, timeout_s: float = 180) -> subprocess.CompletedProcess[str]:
+        """Runs `python *command` to its end."""
+        return subprocess.run(
+            [sys.executable, *command], cwd=self.folder, env=self.env, capture_output=True,
+            text=True, timeout=timeout_s, stdin=subprocess.DEVNULL, check=False,
+        )  # fmt: skip
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    keep = {k: v for k, v in os.environ.items() if not k.startswith(("PWW_", "WANDB_", "RANK"))}
+    return {**keep, "PYTHONPATH": str(folder), "PYTHONUNBUFFERED": "1"}
+
+
+@pytest.fixture(scope="session")
+def project_copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tree that a user would clone, without history and outputs."""
+    folder = tmp_path_factory.mktemp("clone")
+    for name in ("conf", "pww", "launch"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("README.md", "pyproject.toml"):
+        shutil.copy(ROOT / name, folder / name)
+    (folder / "outputs").mkdir()
+    return folder
+
+
+@pytest.fixture
+def project(project_copy: Path) -> Iterator[Project]:
+    """The copy, with every child killed afterwards; a tokenised corpus is shared between tests."""
+    made = Project(project_copy, _environment(project_copy))
+    before = set(made.outputs.iterdir())
+    yield made
+    for child in made.children:
+        child.kill()
+    for path in set(made.outputs.iterdir()) - before:
+        if path.name != "data":
+            shutil.rmtree(path)
+    for log in project_copy.glob("*.log"):
+        log.unlink()
+
+
+@pytest.fixture
+def free_ports() -> tuple[int, int]:
+    """Two ports that nothing listens on."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
+    ports = tuple(s.getsockname()[1] for s in sockets)
+    for s in sockets:
+        s.close()
+    return ports  # type: ignore[return-value]
