@@ -139,9 +139,7 @@ class Aggregator:
             booked = any(staged.offer.delta == offer.delta for staged in self.books.staged())
             if offer.finite and not (booked and self._store.has(offer.delta, offer.payload)):
                 if payload is None:
-                    raise PayloadError(
-                        f"delta {offer.delta} came without payload: send it again"
-                    )
+                    raise PayloadError(f"delta {offer.delta} came without payload: send it again")
                 try:
                     self._store.put(offer.delta, payload, offer.payload)
                 except OSError as why:
@@ -188,7 +186,10 @@ class Aggregator:
         """
         with self._lock:
             staged = self.books.staged()
-            return self._close(staged) if staged and self._due(staged) else None
+            if not staged:
+                self._quorum_s = None
+                return None
+            return self._close(staged) if self._due(staged) else None
 
     def _due(self, staged: Sequence[Staged]) -> bool:
         now_s = self.clock.monotonic()

@@ -273,6 +273,21 @@ def test_a_quorum_waits_for_the_grace_window(world, delta_of):
     assert world.merger.maybe_close().merged == ("a/x", "b/x")
 
 
+def test_a_quorum_that_vanished_is_counted_anew(world, delta_of):
+    a, b = world.join("a/x"), world.join("b/y")
+    b.lease()
+    a.deliver(delta_of(1))
+    assert world.merger.maybe_close() is None
+    world.books.reject(a.prev, "its replica was replaced")
+    a.prev = ""
+    assert world.merger.maybe_close() is None
+    world.clock.advance(8.0)
+    a.deliver(delta_of(2))
+    assert world.merger.maybe_close() is None
+    world.clock.advance(1.5)
+    assert world.merger.maybe_close().merged == ("a/x",)
+
+
 def test_a_round_without_a_usable_delta_is_void(world, delta_of, caplog):
     a = world.join("a/x")
     a.deliver(delta_of(1))
