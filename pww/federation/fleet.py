@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import httpx
-from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Message, Metadata, RecordDict
 from flwr.app.message import make_message, remove_content_from_message
 from flwr.common.serde import message_to_proto
@@ -70,15 +69,16 @@ class FleetSite:
         address: str,
         transport: Transport,
         *,
+        signer: Signer,
         clock: Clock,
         stop: threading.Event,
         random: Uniform,
         heartbeat_s: float = 15.0,
     ) -> None:
-        """`address` is `host:port` of the central's aggregator. Nothing is sent yet."""
+        """`address` is `host:port` of the aggregator; `signer` has the key. Nothing is sent yet."""
         self._clock, self._stop = clock, stop
         self._limit_mb, self._heartbeat_s = transport.limit_mb, heartbeat_s
-        self._signer = Signer(ec.generate_private_key(ec.SECP384R1()), clock=clock)
+        self._signer = signer
         self._retry = Retry(
             f"the central's aggregator at {address}",
             first_s=transport.retry_first_s,
@@ -124,13 +124,14 @@ class FleetSite:
             Stopped: the stop was asked for while the central did not answer.
         """
         message = _reply(to, content)
-        self._in_doubt = True  # unless it is taken, the central may think that we still hold it
+        self._in_doubt = True  # if it stays unclear, the central may think that we still hold it
         with objects.no_object_id_recompute():
             message.metadata.__dict__["_message_id"] = message.object_id
             for attempt in range(UPLOAD_TRIES):
                 try:
                     taken = self._upload(message)
                 except RunOver:
+                    self._in_doubt = False
                     return False
                 except Unreachable as fault:
                     log.warning("%s", fault)
@@ -139,7 +140,7 @@ class FleetSite:
                     # It may have arrived and only the answer got lost: ask what is missing now.
                     log.debug("upload: %s", fault)
                     continue
-                self._in_doubt = not (taken or attempt)
+                self._in_doubt = False
                 return taken or attempt > 0
         log.warning("a reply could not be uploaded in %d tries; it is sent again", UPLOAD_TRIES)
         return False

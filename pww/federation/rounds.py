@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
@@ -21,42 +21,15 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from pww.clock import Clock
 from pww.errors import PwwError
+from pww.federation.inbox import Inbox, Node
 from pww.federation.records import PAYLOAD, REPLY, pack, pack_payload, payload_of, unpack
-from pww.federation.superlink import EmbeddedSuperLink, Node, canonical_key
-from pww.folder import write_durably
+from pww.federation.superlink import EmbeddedSuperLink, canonical_key
 from pww.wire import Invitation, Offer, Seed, Verdict
 
 log = logging.getLogger(__name__)
 TICK_S = 0.2
 PAUSE_S = 10.0
 """A member whose reply was unusable is not asked again sooner: it would send the same bytes."""
-
-
-class Inbox(Protocol):
-    """What the central does with what comes in. Called from the thread of the loop only."""
-
-    def live(self) -> Iterable[Node]:
-        """Members that are heard from."""
-
-    def needs_seed(self) -> bool:
-        """Whether theta(0) is still wanted."""
-
-    def invitation(
-        self, replica: str, kind: Literal["seed", "phase"]
-    ) -> tuple[Invitation, Path | None]:
-        """The message for one replica, and the payload file beside it. Asked for often."""
-
-    def accept_offer(self, offer: Offer, payload: Path | None) -> Verdict | None:
-        """A delta; its verdict if there is one already. The file is the inbox's from now on."""
-
-    def accept_seed(self, seed: Seed, payload: Path) -> None:
-        """theta(0); the first one wins. The file is the inbox's from now on."""
-
-    def tick(self) -> None:
-        """Time passes: leases expire, a due round closes."""
-
-    def finished(self) -> bool:
-        """Whether nobody needs the loop any more."""
 
 
 @dataclass(slots=True)
@@ -89,7 +62,10 @@ class Rounds(Strategy):  # type: ignore[misc]
         limit_mb: int,
         seed_ttl_s: float,
     ) -> None:
-        """Payloads land in `folder`. A seed claim passes to another member after `seed_ttl_s`."""
+        """`folder` holds a payload while the inbox looks at it; it is emptied now.
+
+        A seed claim passes to another member after `seed_ttl_s`.
+        """
         self._link, self._inbox, self._folder, self._clock = link, inbox, folder, clock
         self._limit_mb, self._seed_ttl_s = limit_mb, seed_ttl_s
         self._members: dict[str, _Member] = {}  # by incarnation
@@ -97,6 +73,8 @@ class Rounds(Strategy):  # type: ignore[misc]
         self._claim, self._claim_until_s = "", 0.0
         self._packed: tuple[Path, str, ArrayRecord] | None = None
         folder.mkdir(parents=True, exist_ok=True)
+        for left in folder.glob("*.payload"):
+            left.unlink()
 
     def run(self, stop: threading.Event) -> None:
         """Serves until the inbox is finished or a stop is asked for.
@@ -127,7 +105,7 @@ class Rounds(Strategy):  # type: ignore[misc]
         self._reconcile(online)
         seeding = self._inbox.needs_seed()
         for member in self._due(online, seeding=seeding):
-            self._invite(member, "seed" if seeding else "phase", online)
+            self._invite(member, "seed" if seeding else "phase")
 
     # ------------------------------------------------------------------------- Strategy hooks
 
@@ -219,9 +197,7 @@ class Rounds(Strategy):  # type: ignore[misc]
             log.info("%s is asked for theta(0)", others[0].who.replica)
         return others[:1]
 
-    def _invite(
-        self, member: _Member, kind: Literal["seed", "phase"], online: dict[int, Any]
-    ) -> None:
+    def _invite(self, member: _Member, kind: Literal["seed", "phase"]) -> None:
         """Sends the standing instruction, unless the member still waits for a verdict."""
         invitation, path = self._inbox.invitation(member.who.replica, kind)
         known = {verdict.delta for verdict in invitation.verdicts}
@@ -241,7 +217,11 @@ class Rounds(Strategy):  # type: ignore[misc]
             member.not_before_s = self._clock.monotonic() + PAUSE_S
             return
         config = ConfigRecord({"json": invitation.model_dump_json(), "to": member.who.incarnation})
-        member.activated = online[member.node_id].last_activated_at
+        # Read as late as possible: if the node comes up anew after this, it is invited again.
+        now_online = {node.node_id: node for node in grid.get_nodes()}
+        if member.node_id not in now_online:
+            return
+        member.activated = now_online[member.node_id].last_activated_at
         messages = self.configure_train(invitation.round, arrays, config, grid)
         member.instruction = grid.push_messages(messages)[0]
         self._round = invitation.round
@@ -293,17 +273,18 @@ class Rounds(Strategy):  # type: ignore[misc]
         return True
 
     def _hand_over(self, member: _Member, reply: Offer | Seed, data: bytes | None) -> None:
-        match reply:
-            case Seed():
-                if self._inbox.needs_seed() and data is not None:
-                    path = self._folder / f"seed-{reply.incarnation}.payload"
-                    write_durably(path, data)
-                    self._inbox.accept_seed(reply, path)
-            case Offer():
-                target = None
-                if data is not None:
-                    target = self._folder / f"{reply.delta}.payload"
-                    write_durably(target, data)
-                verdict = self._inbox.accept_offer(reply, target)
-                member.verdict = verdict
-                member.delivered, member.delivered_round = reply.delta, self._round_now(member)
+        path = self._folder / f"{reply.incarnation}.payload"
+        try:
+            if data is not None:
+                path.write_bytes(data)
+            match reply:
+                case Seed():
+                    if self._inbox.needs_seed():
+                        self._inbox.accept_seed(reply, path)
+                case Offer():
+                    target = None if data is None else path
+                    member.verdict = self._inbox.accept_offer(reply, target)
+                    member.delivered = reply.delta
+                    member.delivered_round = self._round_now(member)
+        finally:
+            path.unlink(missing_ok=True)

@@ -34,6 +34,11 @@ class Signer:
         self.public_pem: bytes = public_key_to_bytes(key.public_key())
         self.offset_s = 0.0
 
+    @classmethod
+    def new(cls, *, clock: Clock) -> "Signer":
+        """A fresh EC P-384 key, which lives in this process's memory only."""
+        return cls(ec.generate_private_key(ec.SECP384R1()), clock=clock)
+
     def intercept(self, context: Any, call_next: Callable[[Any], Any]) -> Any:
         """Adds the three headers of Flower's node authentication, and reads the central's clock."""
         seconds = self._clock.wall() + self.offset_s

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -29,27 +29,12 @@ from pww.errors import Refused, StateError
 from pww.federation.gate import Gate as Gate
 from pww.federation.grid import SLACK_BYTES
 from pww.federation.grid import LinkStateGrid as LinkStateGrid
+from pww.federation.inbox import Node
 from pww.federation.records import MB
 
 log = logging.getLogger(__name__)
 RUN_BEAT_S = 15.0
 """flwr ends a run for good that is silent for 60 s."""
-
-
-class Node(Protocol):
-    """What the federation needs to know of a member of the run."""
-
-    @property
-    def replica(self) -> str:
-        """`site/replica`."""
-
-    @property
-    def incarnation(self) -> str:
-        """The process life."""
-
-    @property
-    def node_key(self) -> str:
-        """PEM of its EC public key; "" when it takes no part in the federation."""
 
 
 class EmbeddedSuperLink:

@@ -133,7 +133,7 @@ class HttpCoordinator:
     def _once(self, name: str, body: bytes, reply: type[Reply], timeout_s: float) -> Reply:
         """One request. 0 for `timeout_s`: the client's own."""
         timeout = httpx.Timeout(timeout_s) if timeout_s else self._http.timeout
-        headers = {"content-type": "application/json", "accept": "application/json"}
+        headers = {"content-type": "application/json", "accept-encoding": "identity"}
         url = f"{self._url}/v1/{name}"
         try:
             with self._http.stream(

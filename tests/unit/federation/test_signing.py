@@ -1,0 +1,87 @@
+"""A site's signature is accepted by Flower's own check whatever this machine's clock says."""
+
+import datetime
+import logging
+from base64 import b64decode
+from email.utils import format_datetime
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_signature
+
+from pww.clock import ManualClock
+from pww.federation.signing import Signer
+
+
+class Central:
+    """Answers with its own time, and remembers what it was sent."""
+
+    def __init__(self, clock: ManualClock, ahead_s: float, *, date: str = "") -> None:
+        self.clock, self.ahead_s, self.date = clock, ahead_s, date
+        self.ages: list[float] = []
+
+    def call(self, signer: Signer) -> None:
+        request = httpx.Request("POST", "http://x")
+        signer.intercept(SimpleNamespace(request=request), self._answer)
+
+    def _answer(self, context: Any) -> httpx.Response:
+        headers = context.request.headers
+        stamp = headers["flwr-timestamp"]
+        key = bytes_to_public_key(b64decode(headers["flwr-public-key"]))
+        assert verify_signature(key, stamp.encode(), b64decode(headers["flwr-signature"]))
+        now_s = self.clock.wall() + self.ahead_s
+        self.ages.append(now_s - datetime.datetime.fromisoformat(stamp).timestamp())
+        when = datetime.datetime.fromtimestamp(int(now_s), tz=datetime.UTC)
+        return httpx.Response(
+            200, headers={"date": self.date or format_datetime(when, usegmt=True)}
+        )
+
+
+def is_accepted(age_s: float) -> bool:
+    return -5 < age_s < 305
+
+
+@pytest.mark.parametrize("ahead_s", [0.0, 1.0, -2.0, 4.0, -10.0, 400.0, -3600.0, 40000000.0])
+def test_a_wrong_clock_is_corrected_after_one_answer(
+    ahead_s: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = ManualClock(1000.3)
+    signer = Signer(ec.generate_private_key(ec.SECP384R1()), clock=clock)
+    central = Central(clock, ahead_s)
+    with caplog.at_level(logging.WARNING, "pww.federation.signing"):
+        for _ in range(5):
+            central.call(signer)
+            clock.advance(0.7)
+    assert all(is_accepted(age) for age in central.ages[1:])
+    warned = [record.getMessage() for record in caplog.records]
+    if abs(ahead_s) < 3:
+        assert warned == []
+        assert signer.offset_s == 0.0
+    else:
+        word = "behind" if ahead_s > 0 else "ahead of"
+        assert len(warned) == 1
+        assert f"s {word} the central's; corrected here" in warned[0]
+
+
+def test_a_clock_that_jumps_is_followed() -> None:
+    clock = ManualClock(1000.0)
+    signer = Signer(ec.generate_private_key(ec.SECP384R1()), clock=clock)
+    central = Central(clock, 0.0)
+    central.call(signer)
+    clock.jump_wall(500.0)
+    central.ahead_s = -500.0
+    central.call(signer)
+    central.call(signer)
+    assert not is_accepted(central.ages[1])
+    assert is_accepted(central.ages[2])
+
+
+@pytest.mark.parametrize("date", ["", "yesterday", "Mon, 99 Foo"])
+def test_an_answer_without_a_date_changes_nothing(date: str) -> None:
+    clock = ManualClock(1000.0)
+    signer = Signer(ec.generate_private_key(ec.SECP384R1()), clock=clock)
+    signer._measure(date)
+    assert signer.offset_s == 0.0
