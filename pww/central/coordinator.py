@@ -156,7 +156,7 @@ class Coordinator:
         self._leasing.tick()
 
     def evict(self, replica: str) -> None:
-        """The replica's process is known to be dead: a new one need not wait until it is noticed."""
+        """The replica's process is known to be dead: a new one need not wait for the detection."""
         self._leasing.evict(replica)
 
     # ---------------------------------------------------------------------------------- deltas

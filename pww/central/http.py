@@ -141,14 +141,16 @@ def _refusal(why: Refused) -> Response:
     body = Refusal.model_validate(
         {"code": why.code, "message": str(why), "retry_after_s": why.retry_after_s}
     )
+    headers: dict[str, str] = {}
     match body.code:
         case "bad_request":
             status = 400
         case "too_large":
             status = 413
+            headers["connection"] = "close"  # or the server would go on reading an endless body
         case _:
             status = 409
-    return Response(body.model_dump_json(), status_code=status, media_type="application/json")
+    return Response(body.model_dump_json(), status, headers=headers, media_type="application/json")
 
 
 def _fault() -> Response:

@@ -1,0 +1,262 @@
+"""Who may join: runs, spaces, models, twins and takeovers."""
+
+from dataclasses import replace
+
+import pytest
+
+from pww.central.coordinator import Coordinator
+from pww.central.ledger import Ledger
+from pww.clock import ManualClock
+from pww.errors import Refused, StateError
+from pww.wire import Release
+
+
+def refused(call, code: str, text: str) -> Refused:
+    with pytest.raises(Refused, match=text) as caught:
+        call()
+    assert caught.value.code == code
+    return caught.value
+
+
+def test_the_first_registrant_learns_the_run(desk) -> None:
+    site = desk.site()
+    assert site.registered.run == desk.books.run
+    assert site.registered.aggregator_port == 29511
+    assert (site.registered.heartbeat_s, site.registered.detect_s) == (3.0, 10.0)
+    assert desk.gate.seen == [("joined", site.incarnation)]
+    assert [m.replica for m in desk.books.live()] == ["s/a"]
+    assert desk.books.live()[0].node_key == f"key {site.incarnation}"
+
+
+def test_another_space_is_refused_with_both_values(desk) -> None:
+    other = replace(desk.space, corpus="d" * 64, block_windows=8)
+    why = refused(lambda: desk.site(space=other.info()), "wrong_space", "use the same data")
+    assert f"corpus: site {'d' * 64}, central {'c' * 64}" in str(why)
+    assert "block_windows: site 8, central 4" in str(why)
+    assert "seed" not in str(why)
+    assert desk.books.live() == ()
+
+
+def test_the_first_model_binds(desk) -> None:
+    desk.site("s/a")
+    why = refused(
+        lambda: desk.site("s/b", model="f" * 64), "wrong_model", "the same model.* everywhere"
+    )
+    assert "f" * 64 in str(why)
+    assert "a" * 64 in str(why)
+    desk.restart()
+    refused(lambda: desk.site("s/b", model="f" * 64), "wrong_model", "another model")
+
+
+def test_another_protocol_is_refused(desk) -> None:
+    refused(lambda: desk.site(protocol=2), "bad_request", "protocol 2 at the site, 1 at the cent")
+
+
+def test_a_checkpoint_of_another_run_is_refused(desk) -> None:
+    why = refused(lambda: desk.site(run="9" * 32), "wrong_run", "start with a new run.name")
+    assert f"serves run {desk.books.run}, your checkpoint belongs to run {'9' * 32}" in str(why)
+
+
+def test_a_central_that_lost_its_state_is_behind(desk) -> None:
+    desk.site().contribute()
+    desk.site("s/b", run=desk.books.run, last_round=1)
+    refused(
+        lambda: desk.site("s/c", run=desk.books.run, last_round=2),
+        "wrong_run",
+        "central is behind: its state was lost",
+    )
+
+
+def test_an_empty_central_refuses_a_site_of_an_older_run(desk, make_desk) -> None:
+    old_run = desk.books.run
+    fresh = make_desk()
+    fresh.token()
+    fresh.ledger.close()
+    (fresh.folder / "ledger.sqlite").unlink()
+    fresh.open()
+    assert fresh.books.run != old_run
+    refused(lambda: fresh.site(run=old_run, last_round=3), "wrong_run", "this central serves run")
+
+
+def test_a_ledger_of_another_space_is_refused(desk) -> None:
+    desk.ledger.close()
+    desk.space = replace(desk.space, seed=2)
+    with pytest.raises(StateError, match=r"seed: ledger 1, now 2\): go on"):
+        desk.open()
+    desk.ledger.close()
+    desk.space = replace(desk.space, seed=1)
+    desk.open()
+
+
+def test_runs_have_random_ids(tmp_path, desk) -> None:
+    runs = set()
+    for i in range(3):
+        ledger = Ledger(tmp_path / f"{i}.sqlite")
+        books = Coordinator(
+            ledger, desk.space, darl=desk.darl, aggregator_port=0, clock=ManualClock()
+        )
+        runs.add(books.run)
+        ledger.close()
+    assert len(runs) == 3
+
+
+def test_a_twin_is_refused_while_the_first_lives(desk) -> None:
+    first = desk.site()
+    desk.clock.advance(4.0)
+    why = refused(
+        lambda: desk.site(), "replica_taken", "give this process its own id with replica="
+    )
+    assert why.retry_after_s == pytest.approx(6.0)
+    desk.clock.advance(5.0)
+    first.beat()
+    desk.clock.advance(6.0)
+    refused(lambda: desk.site(), "replica_taken", "heard 6.0 s ago")
+    desk.site("s/b")
+
+
+def test_a_dead_twin_is_replaced_for_good(desk) -> None:
+    old = desk.site()
+    lease = old.acquire()
+    desk.clock.advance(10.0)
+    new = desk.site()
+    assert desk.gate.seen[-2:] == [("left", old.incarnation), ("joined", new.incarnation)]
+    assert desk.coverage() == (0, 0, 20), "an unclaimed lease is released"
+    for call in (
+        lambda: old.beat(lease.id),
+        lambda: old.acquire(),
+        lambda: old.leave(),
+        lambda: old.register(),
+        lambda: desk.books.release(
+            Release(replica="s/a", incarnation=old.incarnation, leases=(lease.id,))
+        ),
+    ):
+        refused(call, "unknown_incarnation", "start .*again|start it again")
+    verdict = desk.books.receive(old.offer(lease))
+    assert verdict is not None
+    assert (verdict.outcome, "was replaced" in verdict.reason) == ("rejected", True)
+    new.leave()
+    refused(lambda: old.register(), "unknown_incarnation", "was replaced by a newer process")
+
+
+def test_an_incarnation_belongs_to_one_replica(desk) -> None:
+    site = desk.site()
+    site.replica = "s/b"
+    refused(lambda: site.register(), "unknown_incarnation", "belongs to another one")
+
+
+def test_claimed_leases_keep_their_id(desk) -> None:
+    old = desk.site()
+    kept, dropped = old.acquire(), old.acquire()
+    desk.clock.advance(10.0)
+    new = desk.site(leases=(kept.id, 77))
+    (lease,) = new.registered.leases
+    assert (lease.id, lease.span, lease.ttl_s) == (kept.id, kept.span, 30.0)
+    assert desk.coverage() == (0, 3, 17)
+    answer = new.beat(kept.id, dropped.id).leases
+    assert [state.valid for state in answer] == [True, False]
+
+
+def test_a_claimed_lease_that_expired_comes_back(desk) -> None:
+    old = desk.site()
+    lease = old.acquire(ttl_s=5.0)
+    desk.clock.advance(20.0)
+    desk.books.tick()
+    assert desk.coverage() == (0, 0, 20)
+    assert desk.site(leases=(lease.id,)).registered.leases[0].span == lease.span
+    assert desk.coverage() == (0, 3, 17)
+
+
+def test_takeover_voids_what_is_not_presented(desk) -> None:
+    old = desk.site()
+    old.contribute()
+    shown = old.deliver(old.acquire())
+    old.prev = shown.delta
+    hidden_lease, hidden_kept = old.acquire(), old.acquire()
+    hidden = old.deliver(hidden_lease, hidden_kept)
+    old.prev = hidden.delta
+    child = old.deliver(old.acquire())
+    desk.clock.advance(10.0)
+    new = desk.site(deltas=(shown.delta,), leases=(hidden_kept.id,))
+    assert [staged.offer.delta for staged in desk.books.staged()] == [shown.delta]
+    fates = {verdict.delta: verdict for verdict in desk.books.verdicts("s/a")}
+    assert fates[hidden.delta].reason == "replaced by a new incarnation, which does not present it"
+    assert "was encoded on" in fates[child.delta].reason
+    assert new.beat(hidden_lease.id, hidden_kept.id).leases[1].valid
+    assert desk.coverage() == (3, 6, 11)
+    # the new process may send the presented one again, under its own name
+    again = shown.model_copy(update={"incarnation": new.incarnation})
+    assert desk.books.receive(again) is None
+    desk.merge(shown)
+    assert desk.books.receive(again).outcome == "merged"
+
+
+def test_presented_deltas_have_their_fate_in_the_reply(desk) -> None:
+    old = desk.site()
+    merged = old.contribute()
+    rejected = old.deliver(old.acquire())
+    desk.books.reject(rejected.delta, "nan")
+    desk.clock.advance(10.0)
+    new = desk.site(deltas=(rejected.delta, merged.delta, "9" * 32))
+    assert [(v.delta, v.outcome) for v in new.registered.verdicts] == [
+        (rejected.delta, "rejected"),
+        (merged.delta, "merged"),
+    ]
+
+
+def test_registering_again_changes_nothing(desk) -> None:
+    site = desk.site()
+    lease = site.acquire()
+    offer = site.deliver(site.acquire())
+    assert site.register().leases == ()
+    assert site.register(leases=(lease.id,)).leases[0].id == lease.id
+    assert desk.coverage() == (0, 6, 14)
+    assert [staged.offer for staged in desk.books.staged()] == [offer]
+    assert desk.gate.open == {site.incarnation}
+
+
+def test_goodbye_returns_all_but_the_kept(desk) -> None:
+    site = desk.site()
+    kept, given = site.acquire(), site.acquire()
+    sent = site.deliver(site.acquire())
+    site.leave(kept.id)
+    site.leave(kept.id)
+    assert desk.coverage() == (0, 6, 14)
+    assert desk.books.live() == ()
+    assert desk.gate.seen == [("joined", site.incarnation), ("left", site.incarnation)]
+    refused(lambda: site.beat(), "unknown_incarnation", "said goodbye")
+    refused(lambda: site.acquire(), "unknown_incarnation", "said goodbye")
+    desk.merge(sent)
+    new = desk.site(leases=(kept.id, given.id))  # at once: nobody is waited for
+    assert [lease.id for lease in new.registered.leases] == [kept.id]
+
+
+def test_silence_means_gone_and_a_heartbeat_means_back(desk) -> None:
+    site = desk.site()
+    lease = site.acquire(ttl_s=100.0)
+    assert desk.books.expected() == {"s/a"}
+    desk.clock.advance(9.9)
+    desk.books.tick()
+    assert desk.books.live() != ()
+    desk.clock.advance(0.1)
+    desk.books.tick()
+    desk.books.tick()
+    assert (desk.books.live(), desk.books.expected()) == ((), frozenset())
+    assert site.beat(lease.id).leases[0].valid, "its lease lives by its own TTL"
+    assert [m.incarnation for m in desk.books.live()] == [site.incarnation]
+    who = site.incarnation
+    assert desk.gate.seen == [("joined", who), ("left", who), ("joined", who)]
+
+
+def test_evicted_is_gone_at_once(desk) -> None:
+    site = desk.site()
+    desk.books.evict("s/a")
+    desk.books.evict("s/unknown")
+    assert desk.books.live() == ()
+    assert desk.site().incarnation != site.incarnation
+
+
+def test_an_unknown_process_is_refused(desk) -> None:
+    site = desk.site()
+    site.incarnation = "9" * 32
+    refused(lambda: site.acquire(), "unknown_incarnation", "is not registered here")
+    refused(lambda: site.leave(), "unknown_incarnation", "is not registered here")

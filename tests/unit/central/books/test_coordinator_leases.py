@@ -1,0 +1,265 @@
+"""Acquire, heartbeat, release, expiry, and what a restart keeps."""
+
+import threading
+
+import pytest
+
+from pww.clock import SystemClock
+from pww.errors import Refused
+from pww.lease.space import BlockSpace
+from pww.wire import Acquire, Exhausted, Granted, Release, Span, Wait
+
+
+def test_grants_are_disjoint_and_lowest_first(desk) -> None:
+    a, b = desk.site("s/a"), desk.site("s/b")
+    assert [site.acquire().span.start for site in (a, b, a, b)] == [0, 3, 6, 9]
+    assert a.acquire().watermark == 15
+    assert desk.coverage() == (0, 15, 5)
+
+
+def test_a_lost_reply_is_repeated_not_granted_again(desk) -> None:
+    site = desk.site()
+    lease = site.acquire(key="7" * 32)
+    assert site.acquire(key="7" * 32) == lease
+    desk.restart()
+    assert site.acquire(key="7" * 32) == lease
+    assert desk.coverage() == (0, 3, 17)
+    assert site.acquire().id != lease.id
+
+
+def test_a_key_names_one_request(desk) -> None:
+    site, other = desk.site("s/a"), desk.site("s/b")
+    site.acquire(key="7" * 32)
+    for call in (lambda: other.acquire(key="7" * 32), lambda: site.acquire(4, key="7" * 32)):
+        with pytest.raises(Refused, match=f"key {'7' * 32} was used for another") as caught:
+            call()
+        assert caught.value.code == "bad_request"
+
+
+def test_wait_is_not_exhausted(desk) -> None:
+    a, b = desk.site("s/a"), desk.site("s/b")
+    offer = a.deliver(a.acquire(20))
+    assert b.ask() == Wait(retry_after_s=1.0)
+    assert not desk.books.exhausted()
+    desk.merge(offer)
+    assert b.ask() == Exhausted(committed=20)
+    assert desk.books.exhausted()
+    assert desk.books.status()["complete"]
+
+
+def test_a_waiting_replica_gets_what_comes_back(desk) -> None:
+    a, b = desk.site("s/a"), desk.site("s/b")
+    key = "7" * 32
+    a.acquire(20, ttl_s=5.0)
+    assert isinstance(b.ask(key=key), Wait)
+    desk.clock.advance(5.0)
+    assert isinstance(b.ask(key=key), Granted), "a wait is not remembered under its key"
+
+
+def test_leases_expire_by_the_monotonic_clock_only(desk) -> None:
+    site = desk.site()
+    kept, lost = site.acquire(ttl_s=30.0), site.acquire(ttl_s=30.0)
+    desk.clock.jump_wall(1e6)
+    desk.books.tick()
+    assert desk.coverage() == (0, 6, 14)
+    desk.clock.advance(20.0)
+    site.beat(kept.id)
+    desk.clock.advance(10.0)
+    desk.clock.jump_wall(-1e6)
+    desk.books.tick()
+    assert desk.coverage() == (0, 3, 17)
+    assert desk.site("s/b").acquire().span == lost.span
+    assert [state.valid for state in site.beat(kept.id, lost.id).leases] == [True, False]
+
+
+def test_an_expired_lease_that_nobody_got_is_renewed(desk) -> None:
+    site = desk.site()
+    lease = site.acquire(ttl_s=5.0)
+    desk.clock.advance(6.0)
+    desk.books.tick()
+    state = site.beat(lease.id).leases[0]
+    assert (state.valid, state.stop, state.watermark) == (True, 3, 3)
+    desk.clock.advance(29.0)
+    desk.books.tick()
+    assert desk.coverage() == (0, 3, 17)
+
+
+def test_a_received_delta_pins_its_lease(desk) -> None:
+    site = desk.site()
+    lease = site.acquire()
+    offer = site.deliver(lease)
+    assert desk.books.expected() == frozenset()
+    desk.clock.advance(1e6)
+    desk.books.tick()
+    site.beat()
+    desk.books.release(Release(replica="s/a", incarnation=site.incarnation, leases=(lease.id,)))
+    assert desk.site("s/b").acquire().span.start == 3
+    desk.merge(offer)
+    assert desk.coverage()[0] == 3
+
+
+def test_release_returns_only_own_leases(desk) -> None:
+    a, b = desk.site("s/a"), desk.site("s/b")
+    lease = a.acquire()
+    for site, unassigned in ((b, 17), (a, 20), (a, 20)):
+        desk.books.release(
+            Release(replica=site.replica, incarnation=site.incarnation, leases=(lease.id,))
+        )
+        assert desk.coverage()[2] == unassigned
+
+
+def test_instructions_count_windows(desk) -> None:
+    site = desk.site()
+    told = site.beat()
+    assert (told.committed_windows, told.total_windows, told.round) == (0, 78, 0)
+    for _ in range(5):
+        site.contribute(4)
+    told = site.beat()
+    assert (told.committed_windows, told.round) == (78, 5)
+
+
+def test_a_grant_says_how_much_was_committed(desk) -> None:
+    site = desk.site()
+    first = site.contribute(4)
+    expected = desk.space.num_span_windows(first.spans[0].span)
+    answer = site.ask()
+    assert isinstance(answer, Granted)
+    assert answer.committed_windows == expected
+
+
+def test_epochs_are_not_straddled(make_desk, two_epochs: BlockSpace) -> None:
+    desk = make_desk(space=two_epochs)
+    site = desk.site()
+    spans = [site.acquire(15).span for _ in range(4)]
+    assert spans == [Span(0, 15), Span(15, 20), Span(20, 35), Span(35, 40)]
+
+
+def test_a_restart_keeps_leases_for_the_grace_period(desk) -> None:
+    site = desk.site()
+    lease = site.acquire(ttl_s=5.0)
+    desk.clock.advance(4.0)
+    desk.restart()
+    assert desk.gate.seen == [("joined", site.incarnation)], "restored members are announced"
+    desk.clock.advance(59.0)
+    desk.books.tick()
+    assert desk.books.live() != ()
+    assert desk.coverage() == (0, 3, 17)
+    desk.clock.advance(1.0)
+    desk.books.tick()
+    assert desk.books.live() == ()
+    assert desk.coverage() == (0, 0, 20)
+    assert site.beat(lease.id).leases[0].valid
+
+
+def test_after_a_restart_a_dead_process_is_replaced_after_the_detection_time(desk) -> None:
+    desk.site()
+    desk.restart()
+    with pytest.raises(Refused, match="running already") as caught:
+        desk.site()
+    assert caught.value.retry_after_s == pytest.approx(10.0)
+    desk.clock.advance(10.0)
+    desk.site()
+
+
+def test_a_member_heard_after_a_restart_has_the_usual_time(desk) -> None:
+    site = desk.site()
+    desk.restart()
+    desk.clock.advance(1.0)
+    site.beat()
+    desk.clock.advance(10.0)
+    desk.books.tick()
+    assert desk.books.live() == ()
+
+
+def test_members_that_were_gone_or_left_stay_so(desk) -> None:
+    desk.site("s/a").leave()
+    desk.site("s/b")
+    desk.clock.advance(10.0)
+    desk.books.tick()
+    desk.restart()
+    assert desk.books.live() == ()
+    assert [m["state"] for m in desk.books.status()["members"]] == ["left", "gone"]
+
+
+def test_a_restart_gives_the_same_books(desk) -> None:
+    a, b = desk.site("s/a"), desk.site("s/b")
+    for _ in range(2):
+        a.contribute()
+    desk.books.reject(b.deliver(b.acquire()).delta, "nan")
+    b.deliver(b.acquire())
+    a.acquire(ttl_s=1.0)
+    desk.clock.advance(2.0)
+    desk.books.tick()
+
+    def picture() -> tuple[object, ...]:
+        table = desk.books._state.table
+        status = desk.books.status()
+        return (
+            list(table.leases()), list(table.committed), list(table.unassigned),
+            table.committed_by, table._lapsed, status["coverage"], status["committed_windows"],
+            desk.books.run, desk.books.round, desk.books.generation, desk.books.state_hash,
+            desk.books.report(), desk.books.verdicts("s/a"), desk.books.verdicts("s/b"),
+            [(s.offer, s.staleness) for s in desk.books.staged()],
+            desk.books._state.last_merged, desk.books.live(), desk.books.expected(),
+        )  # fmt: skip
+
+    before = picture()
+    desk.restart()
+    assert picture() == before
+
+
+def test_status_names_leases_and_hides_incarnations(desk) -> None:
+    site = desk.site()
+    lease = site.acquire()
+    site.beat(lease.id)
+    desk.clock.advance(2.0)
+    status = desk.books.status()
+    (member,) = status["members"]
+    assert (member["replica"], member["state"], member["last_seen_s"]) == ("s/a", "live", 2.0)
+    assert member["windows_per_s"] == 2.0
+    assert member["leases"] == [
+        {
+            "id": lease.id, "start": 0, "stop": 3, "watermark": 3, "remaining_s": 28.0,
+            "received": False,
+        }
+    ]  # fmt: skip
+    assert site.incarnation not in str(status)
+    assert (status["merges"], status["round"], status["run"]) == (0, 0, desk.books.run)
+
+
+def test_many_threads_get_disjoint_leases(make_desk) -> None:
+    desk = make_desk(space=BlockSpace(
+        num_windows=4000, block_windows=4, seed=1, epochs=1, window_tokens=9, corpus="c" * 64
+    ))  # fmt: skip
+    sites = [desk.site(f"s/{i}") for i in range(8)]
+    keys = [[desk.token() for _ in range(6)] for _ in sites]
+    spans: list[Span] = []
+    faults: list[BaseException] = []
+
+    def work(i: int) -> None:
+        try:
+            for key in keys[i]:
+                for _ in range(2):  # each reply is "lost" once
+                    answer = desk.books.acquire(
+                        Acquire(
+                            replica=f"s/{i}", incarnation=sites[i].incarnation, key=key,
+                            num_blocks=3, ttl_s=30.0,
+                        )
+                    ).answer  # fmt: skip
+                assert isinstance(answer, Granted)
+                spans.append(answer.lease.span)
+                sites[i].beat(answer.lease.id)
+        except BaseException as fault:
+            faults.append(fault)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+    start_s = SystemClock().monotonic()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert faults == []
+    assert SystemClock().monotonic() - start_s < 60
+    positions = [p for span in spans for p in range(span.start, span.stop)]
+    assert sorted(positions) == list(range(8 * 6 * 3))
+    assert desk.coverage() == (0, 144, 856)
