@@ -155,9 +155,10 @@ class Composer:
         head = key.partition(".")[0]
         options = [] if isinstance(override.value(), dict) else self.options(key)
         if override.is_sweep_override():
-            plain = line.partition("=")[2]
+            typed = line.replace("'", "")  # without the quotes that a key of text got
+            plain = typed.partition("=")[2]
             faults.add(
-                f"{line}: several values are a sweep; add -m, or write '{key}=\"{plain}\"' "
+                f"{typed}: several values are a sweep; add -m, or write '{key}=\"{plain}\"' "
                 "if they are one text",
                 key,
             )

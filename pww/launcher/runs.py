@@ -6,6 +6,7 @@ resume=FOLDER   that run, with the configuration that it started with
 resume=auto     the newest unfinished run of the same replica, corpus and central; none: a new run
 """
 
+from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -144,36 +145,37 @@ def _resumed(config: Config, folder: Path, given: frozenset[str]) -> Config:
     if (folder / paths.FINISHED).exists():
         raise ConfigError([f"{key}: the run in {shown} is finished; start a new one"])
     stored = read_config(folder / paths.CONFIG_FILE)
-    old, new = stored.model_dump(mode="json"), config.model_dump(mode="json")
-    faults = []
-    for name in sorted(given):
-        if name.startswith("hydra") or _free(name):
-            continue
-        before, now = _at(old, name), _at(new, name)
-        if before != now:
-            faults.append(
-                f"{name}={_word(now)}: the run in {shown} was started with {_word(before)}, and a "
-                "resumed run keeps its configuration; leave it out, or start a new run"
-            )
+    old, new = _leaves(stored.model_dump(mode="json")), _leaves(config.model_dump(mode="json"))
+    faults = [
+        f"{name}={_word(new.get(name))}: the run in {shown} was started with "
+        f"{_word(old.get(name))}, and a resumed run keeps its configuration; leave it out, or "
+        "start a new run"
+        for name in sorted({*old, *new})
+        if old.get(name) != new.get(name) and _below(name, given) and not _below(name, FREE)
+    ]
     if faults:
         raise ConfigError(faults)
     changed: dict[str, Any] = {"resume": str(folder), "dry": config.dry}
     if "central.url" in given:
         changed["central"] = stored.central.model_copy(update={"url": config.central.url})
-    if any(name == "metrics" or name.startswith("metrics.") for name in given):
+    if any(_below(name, ["metrics"]) for name in given):
         changed["metrics"] = config.metrics
     return stored.model_copy(update=changed)
 
 
-def _free(name: str) -> bool:
-    return any(name == free or name.startswith(f"{free}.") for free in FREE)
+def _below(name: str, keys: Iterable[str]) -> bool:
+    return any(name == key or name.startswith(f"{key}.") for key in keys)
 
 
-def _at(values: Any, name: str) -> Any:
-    for part in name.split("."):
-        values = values.get(part) if isinstance(values, dict) else None
-    return values
+def _leaves(values: dict[str, Any], above: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, dict):
+            found |= _leaves(value, f"{above}{key}.")
+        else:
+            found[f"{above}{key}"] = value
+    return found
 
 
 def _word(value: Any) -> str:
-    return str(value) if not isinstance(value, bool) else str(value).lower()
+    return str(value).lower() if isinstance(value, bool) or value is None else str(value)

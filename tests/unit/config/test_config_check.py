@@ -1,0 +1,352 @@
+"""Every rule across groups: the sentence when it is broken, silence when it is not."""
+
+from collections.abc import Mapping
+from copy import deepcopy
+from typing import Any
+
+import pytest
+
+from pww.config.check import check, is_loopback
+from pww.config.check_site import cores_of
+from pww.config.load import compose
+from pww.config.prepare import validate
+from pww.config.schema import Config
+from pww.errors import ConfigError
+
+BASES: dict[str, dict[str, Any]] = {}
+
+
+def tree(site: str) -> dict[str, Any]:
+    if site not in BASES:
+        BASES[site] = compose([f"site={site}"]).model_dump(mode="json")
+    return deepcopy(BASES[site])
+
+
+def changed(site: str, keys: Mapping[str, object]) -> Config:
+    values = tree(site)
+    for key, value in keys.items():
+        here = values
+        *above, leaf = key.split(".")
+        for part in above:
+            here = here[part]
+        here[leaf] = value
+    return Config.model_validate(values)
+
+
+def broken(keys: Mapping[str, object], *, site: str = "local") -> list[str]:
+    return check(changed(site, keys))
+
+
+@pytest.mark.parametrize("site", ["local", "lumi", "snellius"])
+def test_the_defaults_of_every_site_pass(site: str) -> None:
+    assert broken({}, site=site) == []
+
+
+def ranks(n: int) -> dict[str, object]:
+    return {"parallel.ranks": n, "site.ranks_per_node": n, "optim.batch_windows": 8 * n}
+
+
+CASES: list[tuple[dict[str, object], list[str]]] = [
+    (
+        {"diloco.replicas": 3, **ranks(4)},
+        [
+            "diloco.replicas=3: must divide parallel.ranks=4, so that replicas are equal blocks of "
+            "ranks; one of 1, 2, 4"
+        ],
+    ),
+    (
+        {"diloco.replicas": 2, **ranks(4)},
+        [
+            "diloco.replicas=2: one allocation runs one replica in this version; start replica=a "
+            "and replica=b against one central instead"
+        ],
+    ),
+    (
+        {"diloco.inner_steps": 1},
+        [
+            "diloco.inner_steps=1: times optim.batch_windows=8 that is 8 windows a phase, less "
+            "than one block of darl.block_windows=16; use diloco.inner_steps=2, or a "
+            "darl.block_windows that divides 8"
+        ],
+    ),
+    (
+        {"diloco.inner_steps": 5},
+        [
+            "diloco.inner_steps=5: times optim.batch_windows=8 that is 40 windows a phase, not a "
+            "whole number of blocks of darl.block_windows=16; use diloco.inner_steps=4 or 6, or a "
+            "darl.block_windows that divides 40"
+        ],
+    ),
+    ({"diloco.inner_steps": 2}, []),
+    (
+        {**ranks(2), "optim.batch_windows": 9, "darl.block_windows": 9},
+        ["optim.batch_windows=9: must be a multiple of parallel.ranks=2; for example 10"],
+    ),
+    (
+        {**ranks(2), "parallel.kind": "single"},
+        ["parallel.ranks=2: parallel.kind=single has one rank; use parallel=fsdp"],
+    ),
+    ({"model.num_kv_heads": 3}, ["model.num_kv_heads=3: must divide model.num_heads=4"]),
+    (
+        {"model.head_dim": 15},
+        ["model.head_dim=15: must be even, since rotary embeddings turn pairs"],
+    ),
+    (
+        {"diloco.outer.optimizer": "sgd"},
+        [
+            "diloco.outer.momentum=0.9: diloco.outer.optimizer=sgd has none; use "
+            "diloco.outer.momentum=0, or nesterov"
+        ],
+    ),
+    ({"diloco.outer.optimizer": "sgd", "diloco.outer.momentum": 0}, []),
+    (
+        {"darl.heartbeat_s": 10.0},
+        [
+            "darl.heartbeat_s=10: must be less than darl.detect_s=10, else every replica counts as "
+            "gone"
+        ],
+    ),
+    (
+        {"darl.ttl_floor_s": 2.5},
+        [
+            "darl.ttl_floor_s=2.5: must be more than darl.heartbeat_s=3, else leases expire "
+            "between two heartbeats"
+        ],
+    ),
+    (
+        {"transport.retry_max_s": 0.25},
+        ["transport.retry_max_s=0.25: must be at least transport.retry_first_s=0.5"],
+    ),
+    (
+        {"central.port": 29511},
+        ["central.aggregator_port=29511: taken by central.port; give another one"],
+    ),
+    (
+        {"central.host": "0.0.0.0"},
+        [
+            "central.host=0.0.0.0: without credentials the central serves this machine only; use "
+            "127.0.0.1, ::1 or localhost"
+        ],
+    ),
+    (
+        {"central.url": "http://example.org:29510"},
+        [
+            "central.url=http://example.org:29510: without credentials a site talks to a central "
+            "on this machine only; none, or http://127.0.0.1:29510"
+        ],
+    ),
+    *(
+        (
+            {"central.url": url},
+            [f"central.url={url}: must be none, or http://127.0.0.1:29510"],
+        )
+        for url in (
+            "",
+            "127.0.0.1:29510",
+            "https://127.0.0.1:29510",
+            "http://127.0.0.1",
+            "http://127.0.0.1:x",
+            "http://127.0.0.1:99999",
+            "http://127.0.0.1:1/path",
+            "http://u@127.0.0.1:1",
+            "http://127.0.0.1:1?a=b",
+        )
+    ),
+    *(
+        ({"central.url": url}, [])
+        for url in ("none", "http://localhost:1", "http://127.9.9.9:65535/", "http://[::1]:29510")
+    ),
+    ({"data.files": ["x"]}, ["data.files: data.kind=pydocs reads no files; use []"]),
+    (
+        {"data.kind": "text"},
+        ["data.files=[]: data.kind=text needs at least one file or pattern"],
+    ),
+    (
+        {"data.kind": "jsonl", "data.files": ["x"], "data.roots": []},
+        ["data.roots=[]: name at least one folder to look for data.files in"],
+    ),
+    (
+        {"parallel.ranks": 2},
+        [
+            "parallel.ranks=2: site.num_nodes=1 x site.ranks_per_node=1 are 1 ranks; leave "
+            "parallel.ranks out, or change the nodes"
+        ],
+    ),
+    (
+        {"site.num_nodes": 2, "parallel.ranks": 2},
+        ["site.num_nodes=2: site local has no queue and runs on one node"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("keys", "sentences"), CASES)
+def test_a_rule(keys: dict[str, object], sentences: list[str]) -> None:
+    assert broken(keys) == sentences
+
+
+def at(site: str, **keys: object) -> dict[str, object]:
+    """Keys of the site, with `parallel.ranks` and the batch kept in step."""
+    values = tree(site)["site"]
+    nodes = int(str(keys.get("num_nodes", values["num_nodes"])))
+    per_node = int(str(keys.get("ranks_per_node", values["ranks_per_node"])))
+    found: dict[str, object] = {
+        "parallel.ranks": nodes * per_node,
+        "optim.batch_windows": nodes * per_node,
+        "darl.block_windows": nodes * per_node,
+        "site.queue.gpus_per_node": per_node,
+    }
+    for key, value in keys.items():
+        found[f"site.{key.replace('queue_', 'queue.')}"] = value
+    return found
+
+
+SITE_CASES: list[tuple[str, dict[str, object], list[str]]] = [
+    ("snellius", {"num_nodes": 2}, []),
+    ("snellius", {"ranks_per_node": 1}, []),
+    (
+        "snellius",
+        {"num_nodes": 2, "ranks_per_node": 2},
+        [
+            "site.ranks_per_node=2: a job of 2 nodes must take all 4 GPUs of each; use "
+            "site.ranks_per_node=4"
+        ],
+    ),
+    (
+        "snellius",
+        {"ranks_per_node": 8, "cores_per_rank": 16},
+        [
+            "site.ranks_per_node=8: a node of snellius has 4 GPUs, one a rank; 1 to 4",
+            "site.cores_per_rank=16: 8 ranks want 128 cores of a node, site.node_cores=64",
+        ],
+    ),
+    (
+        "snellius",
+        {"queue_partition": "gpu"},
+        ["site.queue.partition=gpu: snellius has gpu_h100, gpu_a100, gpu_vis"],
+    ),
+    (
+        "snellius",
+        {"queue_partition": "gpu_a100"},
+        [
+            "site.cores_per_rank=16: gpu_a100 gives 18 cores with a GPU; leave "
+            "site.cores_per_rank out"
+        ],
+    ),
+    (
+        "snellius",
+        {"queue_memory": "0"},
+        [
+            "site.queue.memory=0: gpu_h100 gives memory with the GPUs and bills all of the node's; "
+            'use site.queue.memory=""'
+        ],
+    ),
+    (
+        "snellius",
+        {"queue_time": "5-00:00:01"},
+        ["site.queue.time=5-00:00:01: gpu_h100 ends a job after 120 h; give at most that"],
+    ),
+    ("snellius", {"queue_time": "120:00:00"}, []),
+    (
+        "snellius",
+        {"queue_time": "00:02:00"},
+        [
+            "site.queue.time=00:02:00: must be longer than the 120 s before its end at which the "
+            "job stops (site.queue.signal_s)"
+        ],
+    ),
+    (
+        "snellius",
+        {"queue_exclusive": True, "ranks_per_node": 3},
+        [
+            "site.queue.exclusive=true: would take and bill the whole node for 3 of 4 GPUs; use "
+            "site.queue.exclusive=false"
+        ],
+    ),
+    ("lumi", {"num_nodes": 4}, []),
+    (
+        "lumi",
+        {"queue_partition": "standard-g", "ranks_per_node": 4},
+        [
+            "site.queue.partition=standard-g: has whole nodes only, and this job takes 4 of 8 "
+            "GPUs; use one of dev-g, small-g, or site.ranks_per_node=8"
+        ],
+    ),
+    ("lumi", {"queue_partition": "small-g", "ranks_per_node": 4, "queue_exclusive": False}, []),
+    (
+        "lumi",
+        {"queue_time": "03:00:01"},
+        ["site.queue.time=03:00:01: dev-g ends a job after 3 h; give at most that"],
+    ),
+    (
+        "lumi",
+        {"cpu_masks": ["0xfe", "0xfe00"]},
+        ["site.cpu_masks: 2 masks, but a full node has 8 ranks"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("site", "keys", "sentences"), SITE_CASES)
+def test_a_machines_rule(site: str, keys: dict[str, object], sentences: list[str]) -> None:
+    assert broken(at(site, **keys), site=site) == sentences
+
+
+def test_gpus_are_one_a_rank() -> None:
+    assert broken({"site.queue.gpus_per_node": 2}, site="snellius") == [
+        "site.queue.gpus_per_node=2: one GPU a rank, and site.ranks_per_node=4; leave it out"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("rank", "mask", "sentence"),
+    [
+        (0, "0xff", "site.cpu_masks[0]=0xff: 8 cores, but site.cores_per_rank=7"),
+        (
+            0,
+            "0x7f",
+            "site.cpu_masks[0]=0x7f: core 0 is the operating system's (site.reserved_cores)",
+        ),
+        (0, "fe", "site.cpu_masks[0]=fe: a hexadecimal mask of cores, such as 0xfe"),
+    ],
+)
+def test_a_mask(rank: int, mask: str, sentence: str) -> None:
+    masks = list(tree("lumi")["site"]["cpu_masks"])
+    masks[rank] = mask
+    assert sentence in broken({"site.cpu_masks": masks}, site="lumi")
+
+
+def test_two_ranks_never_share_a_core() -> None:
+    masks = list(tree("lumi")["site"]["cpu_masks"])
+    masks[5] = masks[4]
+    assert broken({"site.cpu_masks": masks}, site="lumi") == [
+        f"site.cpu_masks[5]=0xfe: core {core} is rank 4's already" for core in range(1, 8)
+    ]
+
+
+def test_rules_that_read_a_key_at_fault_are_silent() -> None:
+    config = changed("local", {"diloco.inner_steps": 5, "central.host": "0.0.0.0"})
+    found = check(config, at_fault=lambda key: key == "darl.block_windows")
+    assert [f.partition(":")[0] for f in found] == ["central.host=0.0.0.0"]
+
+
+@pytest.mark.parametrize(
+    ("host", "here"),
+    [("localhost", True), ("::1", True), ("127.1.2.3", True), ("10.0.0.1", False), ("x", False)],
+)
+def test_loopback(host: str, here: bool) -> None:
+    assert is_loopback(host) is here
+
+
+def test_cores_of_a_mask() -> None:
+    assert cores_of("0xfe00") == [9, 10, 11, 12, 13, 14, 15]
+
+
+def test_validate_raises_with_every_sentence() -> None:
+    values = tree("local")
+    values["central"]["host"] = "0.0.0.0"
+    values["darl"]["heartbeat_s"] = 40.0
+    with pytest.raises(ConfigError) as caught:
+        validate(values)
+    assert len(caught.value.faults) == 3
+    del values["darl"]["seed"]
+    with pytest.raises(ConfigError, match=r"darl\.seed: missing; give darl\.seed=…: a whole"):
+        validate(values)
