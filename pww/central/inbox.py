@@ -38,11 +38,14 @@ class CentralInbox:
     def accept_seed(self, seed: Seed, payload: Path) -> None:
         """theta(0); the first one wins."""
         self._merger.accept_seed(seed, payload)
+        payload.unlink(missing_ok=True)
         log.info("theta(0) came from %s", seed.replica)
 
     def accept_offer(self, offer: Offer, payload: Path | None) -> Verdict | None:
         """A delta; its verdict if there is one already."""
         verdict = self._merger.accept(offer, payload)
+        if payload is not None:
+            payload.unlink(missing_ok=True)  # the aggregator has its own copy, durable
         told = offer.metrics
         if told.held_out_loss >= 0 and offer.base_round not in self._evaluated:
             self._evaluated.add(offer.base_round)
