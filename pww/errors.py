@@ -86,7 +86,7 @@ class Refused(CentralError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Keeps `code` when the error travels from rank to rank."""
-        return partial(type(self), code=self.code), (str(self),)
+        return partial(type(self), code=self.code, retry_after_s=self.retry_after_s), (str(self),)
 
 
 class Stopped(PwwError):
