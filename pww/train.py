@@ -27,10 +27,13 @@ def main(config: Config) -> int:
             print(batch.script(config, queue))
             print(batch.summary(config, queue), file=sys.stderr)
         else:
-            where = paths.shown(paths.PROJECT / config.run.root)
+            if config.resume in (runs.NONE, runs.AUTO):
+                what = f"make its folder in {paths.shown(paths.PROJECT / config.run.root)}"
+            else:
+                what = f"go on in {paths.shown(Path(config.resume))}"
             print(
                 f"dry: nothing was started. {config.replica_id}, {config.parallel.ranks} rank(s), "
-                f"would make its folder in {where} and train on {config.data.name} here"
+                f"would {what} and train on {config.data.name} here"
             )
         return 0
     if config.resume == runs.AUTO:

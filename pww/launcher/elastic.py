@@ -20,7 +20,8 @@ STOP_S = 4
 
 def launch(ranks: int, command: Sequence[str]) -> int:
     """Runs `command` as `ranks` ranks here; the exit code of the first that failed, or 0."""
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    # This process only waits; what there is to say, the ranks say
+    logging.disable(logging.CRITICAL)
     # A terminal's Ctrl-C reaches the ranks themselves; SIGTERM alone is passed on to them
     signal.signal(signal.SIGINT, lambda *_: None)
     config = LaunchConfig(

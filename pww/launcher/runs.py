@@ -18,6 +18,7 @@ from pww.config import paths
 from pww.config.load import read_config
 from pww.config.schema import Config
 from pww.errors import ConfigError, StateError
+from pww.folder import owned
 
 AUTO = "auto"
 NONE = "none"
@@ -54,17 +55,20 @@ def claim(config: Config, clock: Clock) -> tuple[Config, Path]:
 
     Raises:
         ConfigError: the name was taken meanwhile.
-        StateError: the folder cannot be written.
+        StateError: the folder cannot be written, or another process trains in it.
     """
     try:
         if config.resume not in (NONE, AUTO):
             folder = paths.PROJECT / config.resume
+            # Only its owner may touch a run that is being trained
+            with owned(folder, remedy="wait for it, or start a new run"):
+                paths.freeze(config, folder)
         else:
             name = _make(config, named(config, clock).run.name)
             run = config.run.model_copy(update={"name": name})
             config = config.model_copy(update={"run": run, "resume": NONE})
             folder = paths.run_folder(config)
-        paths.freeze(config, folder)
+            paths.freeze(config, folder)
     except OSError as error:
         where = paths.shown(paths.PROJECT / config.run.root)
         raise StateError(

@@ -10,7 +10,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from pww.clock import ManualClock
 from pww.config import paths
+from pww.config.load import compose
+from pww.launcher import runs
 
 
 def command(*words: str, module: str = "pww.train", flags: tuple[str, ...] = ()) -> list[str]:
@@ -218,6 +221,19 @@ def test_dry_without_a_queue_says_what_would_be_started(tmp_path: Path) -> None:
         "pydocs here\n"
     )
     assert files(tmp_path) == []
+
+
+def test_dry_says_which_run_would_go_on(tmp_path: Path) -> None:
+    config, folder = runs.claim(compose([f"run.root={tmp_path}/runs"]), ManualClock())
+    (folder / "checkpoints").mkdir()
+    before = (folder / "config.yaml").read_bytes()
+    for resume in ("auto", str(folder)):
+        result = run("dry=true", f"run.root={tmp_path}/runs", f"resume={resume}", cwd=tmp_path)
+        assert result.stdout == (
+            "dry: nothing was started. local/a, 1 rank(s), would go on in "
+            f"runs/{config.run.name} and train on pydocs here\n"
+        )
+    assert (folder / "config.yaml").read_bytes() == before
 
 
 def test_submitting_is_refused(tmp_path: Path) -> None:

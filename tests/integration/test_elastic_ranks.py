@@ -68,4 +68,4 @@ def test_sigterm_stops_every_rank_and_says_130() -> None:
         out, err = process.communicate(timeout=60)
         assert process.returncode == 130, err
         assert out.split() == ["stopped", "stopped"]
-        assert "Traceback" not in err
+        assert err == ""

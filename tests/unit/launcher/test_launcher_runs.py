@@ -10,6 +10,7 @@ from pww.config import paths
 from pww.config.load import compose, read_config
 from pww.config.schema import Config
 from pww.errors import ConfigError, StateError
+from pww.folder import owned
 from pww.launcher import runs
 
 
@@ -94,6 +95,18 @@ def test_resume_keeps_the_stored_configuration(here: Config) -> None:
     frozen, same = runs.claim(config, ManualClock())
     assert same == folder
     assert read_config(folder / "config.yaml") == frozen == config
+
+
+def test_a_run_that_is_being_trained_is_not_touched(here: Config) -> None:
+    folder = started(changed(here, run_name="x"))
+    before = (folder / "config.yaml").read_bytes()
+    config = runs.settle(changed(here, resume=str(folder)), frozenset({"resume"}))
+    with (
+        owned(folder, remedy="-"),
+        pytest.raises(StateError, match="in use by another process: wait for it, or start a new"),
+    ):
+        runs.claim(config, ManualClock())
+    assert (folder / "config.yaml").read_bytes() == before
 
 
 def test_what_is_not_given_stays_as_it_was(here: Config) -> None:
