@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import httpx
 from flwr.app import Message, Metadata, RecordDict
@@ -28,29 +28,19 @@ from flwr.proto.node_pb2 import Node
 from flwr.supercore.inflatable import inflatable_object as objects
 from flwr.supercore.inflatable import inflatable_protobuf_utils as wiring
 from flwr.supercore.inflatable import inflatable_utils as transfer
-from flwr.supernode.fleet_http_client import FleetHttpClient
 
 from pww.clock import Clock
 from pww.config.schema import Transport
 from pww.errors import PayloadError, Unreachable
+from pww.federation.fleet_client import FleetClient, NotAdmitted, RunOver
 from pww.federation.records import MB, SLACK_CHUNKS
 from pww.federation.signing import Signer
 from pww.transport.retry import Retry, TryAgain, Uniform
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
 CHUNK_BYTES = 5_242_880
-LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 UPLOAD_TRIES = 5
 TRANSFER_S = 120.0
-
-
-class NotAdmitted(Exception):
-    """The central does not know this node's key (yet, or any more)."""
-
-
-class RunOver(Exception):
-    """The instruction belongs to an earlier life of the central: a new one will come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +77,11 @@ class FleetSite:
             stop=stop,
             random=random,
         )
-        self._api = _client(address, self._signer, transport.timeout_s)
+        self._client = FleetClient(address, signer, timeout_s=transport.timeout_s)
         # Its own connection: a bulk transfer must not delay heartbeats.
-        self._beat_api = _client(address, self._signer, min(transport.timeout_s, heartbeat_s))
+        self._beat_client = FleetClient(
+            address, signer, timeout_s=min(transport.timeout_s, heartbeat_s)
+        )
         self._node: Any = None  # once activated, for good: a key has one node id
         self._active = False
         self._in_doubt = False  # an instruction may have been lost on its way here
@@ -157,37 +149,24 @@ class FleetSite:
         self._closed.set()
         if self._beat.is_alive():
             self._beat.join(1.0)
-        self._api.close()
-        self._beat_api.close()
+        self._client.close()
+        self._beat_client.close()
 
     # ---------------------------------------------------------------------------- one request
 
-    def _request(self, call: Callable[[Any], T], request: Any) -> T:
-        """One request; faults become ours."""
-        before_s = self._signer.offset_s
-        try:
-            return call(request)
-        except httpx.HTTPStatusError as fault:
-            status = fault.response.status_code
-            if status == 401 and self._signer.offset_s != before_s:
-                raise TryAgain("signed by a wrong clock, now corrected") from fault
-            if status in (401, 412):
-                raise NotAdmitted from fault
-            if status == 403:
-                raise RunOver from fault
-            raise TryAgain(f"HTTP {status} {fault.response.text[:80]}") from fault
-        except httpx.TransportError as fault:
-            raise TryAgain(str(fault) or type(fault).__name__) from fault
-        except ValueError as fault:  # flwr's word for a body that is no protobuf
-            raise TryAgain(f"an answer that is not Flower's ({fault})") from fault
-
-    def _repeat(self, call: Callable[[Any], T]) -> Callable[[Any], T]:
-        """`call`, repeated through outages; given up when they are long, to start over cleanly."""
+    def _repeat(self, name: str) -> Callable[[Any], Any]:
+        """One call, repeated through outages; after a long one it is better to start over."""
         return lambda request: self._retry.run(
-            lambda: self._request(call, request), what="a transfer", deadline_s=TRANSFER_S
+            lambda: self._client.call(name, request), what="a transfer", deadline_s=TRANSFER_S
         )
 
     def _receive(self) -> Instruction | None:
+        try:
+            return self._ask()
+        except RunOver as fault:  # not Flower's: it knows no runs in these calls
+            raise TryAgain(str(fault)) from fault
+
+    def _ask(self) -> Instruction | None:
         if self._in_doubt or not self._active:
             self._activate()
         self._in_doubt = True  # until the answer is here
@@ -201,23 +180,21 @@ class FleetSite:
         except TryAgain as fault:
             self._in_doubt = not isinstance(fault.__cause__, httpx.ConnectError)
             raise
-        except RunOver as fault:
-            raise TryAgain("HTTP 403") from fault
         self._in_doubt = False
         return pulled
 
     def _pull(self) -> Any:
-        return self._request(self._api.PullMessages, PullMessagesRequest(node=self._node))
+        return self._client.call("PullMessages", PullMessagesRequest(node=self._node))
 
     def _activate(self) -> None:
         """Goes online anew: an instruction that was sent to this node before counts as lost."""
         if self._node is not None:  # flwr refuses to activate a node that is online
             request = DeactivateNodeRequest(node_id=self._node.node_id)
             with suppress(NotAdmitted):
-                self._request(self._api.DeactivateNode, request)
+                self._client.call("DeactivateNode", request)
         self._active = False
-        answer = self._request(
-            self._api.ActivateNode,
+        answer = self._client.call(
+            "ActivateNode",
             ActivateNodeRequest(
                 public_key=self._signer.public_pem, heartbeat_interval=self._heartbeat_s
             ),
@@ -238,11 +215,9 @@ class FleetSite:
         try:
             message = transfer.pull_and_inflate_object_from_tree(
                 tree,
-                wiring.make_pull_object_fn_protobuf(
-                    self._repeat(self._api.PullObject), self._node, run_id
-                ),
+                wiring.make_pull_object_fn_protobuf(self._repeat("PullObject"), self._node, run_id),
                 wiring.make_confirm_message_received_fn_protobuf(
-                    self._repeat(self._api.ConfirmMessageReceived), self._node, run_id
+                    self._repeat("ConfirmMessageReceived"), self._node, run_id
                 ),
                 return_type=Message,
             )
@@ -262,13 +237,13 @@ class FleetSite:
             messages_list=[message_to_proto(remove_content_from_message(message))],
             message_object_trees=[objects.get_object_tree(message)],
         )
-        answer = self._repeat(self._api.PushMessages)(request)
+        answer = self._repeat("PushMessages")(request)
         if not answer.objects_to_push:
             return False
         transfer.push_objects(
             objects.get_all_nested_objects(message),
             wiring.make_push_object_fn_protobuf(
-                self._repeat(self._api.PushObject),
+                self._repeat("PushObject"),
                 self._node,
                 message.metadata.run_id,
                 answer.session_id,
@@ -285,8 +260,8 @@ class FleetSite:
                 continue
             request = SendNodeHeartbeatRequest(node=node, heartbeat_interval=self._heartbeat_s)
             try:
-                self._beat_api.SendNodeHeartbeat(request)
-            except (httpx.HTTPError, ValueError) as fault:
+                self._beat_client.call("SendNodeHeartbeat", request)
+            except (TryAgain, NotAdmitted, RunOver) as fault:
                 log.debug("Flower heartbeat: %r", fault)
 
 
@@ -306,15 +281,3 @@ def _reply(to: Instruction, content: RecordDict) -> Message:
     )
     metadata.delivered_at = ""
     return make_message(metadata=metadata, content=content)
-
-
-def _client(address: str, signer: Signer, timeout_s: float) -> Any:
-    """flwr's Fleet client with our signature and timeouts, and no proxy to this machine itself."""
-    # Without flwr's version interceptor: on a mismatch it would end this process.
-    client = FleetHttpClient.from_server_address(address, True, None, interceptors=[signer])
-    client._client.close()
-    client._client = httpx.Client(
-        timeout=httpx.Timeout(timeout_s, connect=min(timeout_s, 10.0)),
-        trust_env=address.rsplit(":", 1)[0] not in LOOPBACK,
-    )
-    return client

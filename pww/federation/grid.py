@@ -202,9 +202,9 @@ def _unpacked_bytes(contents: dict[str, bytes]) -> int:
     total = 0
     for content in contents.values():
         kind, children, _ = objects.get_object_head_values_from_object_content(content)
-        total += len(content)
         if kind == "Array":
-            body = content.split(b"\x00", 1)[1]
-            named = json.loads(body)["arraychunk_ids"]
+            named = json.loads(content.split(b"\x00", 1)[1])["arraychunk_ids"]
             total += sum(len(contents[children[index]]) for index in named)
+        elif kind != "ArrayChunk":
+            total += len(content)
     return total

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from sqlalchemy.exc import SQLAlchemyError
@@ -251,9 +252,11 @@ class Rounds(Strategy):  # type: ignore[misc]
             return False
         member.instruction = ""
         if message.has_error():
-            log.info(
-                "%s holds no instruction any more: %s", member.who.replica, message.error.reason
-            )
+            if message.error.code == ErrorCode.NODE_UNAVAILABLE:
+                log.info("%s is offline for Flower; it is invited anew later", member.who.replica)
+            else:
+                log.error("no reply of %s: %s", member.who.replica, message.error.reason)
+                member.not_before_s = self._clock.monotonic() + PAUSE_S
             return False
         try:
             reply, data = unpack(message.content, REPLY, limit_mb=self._limit_mb)

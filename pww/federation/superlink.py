@@ -52,8 +52,9 @@ class EmbeddedSuperLink:
             folder.mkdir(parents=True, exist_ok=True)
             self.state: Any = factory.state()
         except (OSError, SQLAlchemyError) as fault:
+            why = getattr(fault, "orig", None) or fault
             raise StateError(
-                f"cannot open {path}: {fault}. It holds nothing that the ledger does not know: "
+                f"cannot open {path}: {why}. It holds nothing that the ledger does not know: "
                 "if it is damaged, delete it and start again"
             ) from fault
         app = create_app()

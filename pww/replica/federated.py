@@ -13,7 +13,8 @@ from pathlib import Path
 
 from pww.clock import Clock
 from pww.errors import PayloadError, PwwError, Refused, Stopped
-from pww.federation.fleet import FleetSite, Instruction, NotAdmitted
+from pww.federation.fleet import FleetSite, Instruction
+from pww.federation.fleet_client import NotAdmitted
 from pww.federation.records import INVITATION, describe, pack, pack_payload, unpack
 from pww.folder import write_durably
 from pww.transport.exchange import Theta

@@ -1,0 +1,271 @@
+"""What a replica does with invitations, good and bad; the fleet is a list that the test writes."""
+
+import logging
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import RecordDict
+
+from pww.clock import ManualClock
+from pww.errors import PayloadError, PwwError, Refused, Stopped
+from pww.federation.fleet_client import NotAdmitted
+from pww.federation.records import REPLY, describe, pack, pack_payload, unpack
+from pww.replica.federated import FederatedExchange
+from pww.transport.payload import write_theta
+from pww.transport.tensorfile import state_hash
+from pww.wire import Invitation, Leased, Offer, PhaseMetrics, Seed, Span, Verdict
+
+RUN, INCARNATION, MODEL = "0" * 32, "1" * 32, "2" * 64
+
+
+class Fleet:
+    """Hands out what it was given, in order, and keeps what it was sent."""
+
+    def __init__(self) -> None:
+        self.coming: list[Any] = []
+        self.sent: list[RecordDict] = []
+        self.takes: list[bool] = []
+        self.num_doubts = 0
+        self.is_closed = False
+
+    def receive(self) -> Any:
+        if not self.coming:
+            return None
+        item = self.coming.pop(0)
+        if isinstance(item, Exception):
+            raise item
+        return SimpleNamespace(content=item)
+
+    def reply(self, to: Any, content: RecordDict) -> bool:
+        self.sent.append(content)
+        return self.takes.pop(0) if self.takes else True
+
+    def ask_again(self) -> None:
+        self.num_doubts += 1
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+class Site:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.fleet = Fleet()
+        self.clock = ManualClock()
+        self.stop = threading.Event()
+        self.num_registered = 0
+        self.seed = self.theta_file(9.0)
+        self.exchange = FederatedExchange(
+            self.fleet,  # type: ignore[arg-type]
+            run=RUN, replica="s/a", incarnation=INCARNATION, model=MODEL, seed=self.seed,
+            folder=folder / "theta", limit_mb=1, poll_s=1.0, clock=self.clock, stop=self.stop,
+            reregister=self._register,
+        )  # fmt: skip
+
+    def _register(self) -> None:
+        self.num_registered += 1
+
+    def theta_file(self, value: float, size: int = 4) -> Path:
+        path = self.folder / f"made-{value}-{size}"
+        write_theta(path, [("w", torch.full((size,), value))], {"w": (size,)})
+        return path
+
+    def phase(self, number: int, *verdicts: Verdict, **changes: Any) -> RecordDict:
+        path = self.theta_file(float(number))
+        invitation = Invitation(
+            kind="phase", run=RUN, round=number, state_hash=state_hash(path),
+            payload=describe(path, codec="fp32"), verdicts=verdicts, report=None,
+        ).model_copy(update=changes)  # fmt: skip
+        return pack(invitation, pack_payload(path, describe(path, codec="fp32"), limit_mb=1))
+
+    def offer(self, delta: str = "a" * 32, **changes: Any) -> tuple[Offer, Path]:
+        path = self.theta_file(0.5)
+        metrics = PhaseMetrics(steps=1, tokens=7, loss=1.0, phase_seconds=1.0, tokens_per_s=7.0)
+        offer = Offer(
+            run=RUN, replica="s/a", incarnation=INCARNATION, delta=delta, prev="", base_round=0,
+            spans=(Leased(lease=1, span=Span(0, 1)),), tokens=7, partial=False, finite=True,
+            payload=describe(path, codec="fp32"), metrics=metrics,
+        )  # fmt: skip
+        return offer.model_copy(update=changes), path
+
+
+def merged(delta: str = "a" * 32) -> Verdict:
+    return Verdict(delta=delta, outcome="merged", round=1)
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(tmp_path)
+
+
+def test_pull_keeps_the_invitation_that_push_brought(site: Site) -> None:
+    site.fleet.coming = [site.phase(0), site.phase(1, merged())]
+    assert site.exchange.pull().round == 0
+    assert site.exchange.push(*site.offer()) == merged()
+    assert site.exchange.pull().round == 1
+    assert site.exchange.pull(1).round == 1
+    assert site.clock.monotonic() == 0.0
+    message, data = unpack(site.fleet.sent[0], REPLY, limit_mb=1)
+    assert (message, data) == (site.offer()[0], site.offer()[1].read_bytes())
+
+
+def test_without_a_verdict_the_same_delta_is_offered_again(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    site.fleet.coming = [site.phase(0), site.phase(0), site.phase(1), site.phase(1, merged())]
+    site.fleet.takes = [False, True, True]
+    site.exchange.pull()
+    with caplog.at_level(logging.INFO, "pww.replica.federated"):
+        assert site.exchange.push(*site.offer()) == merged()
+    assert len(site.fleet.sent) == 3
+    assert "the delta is offered again" in caplog.text
+
+
+def test_a_verdict_that_is_known_needs_no_sending(site: Site) -> None:
+    site.fleet.coming = [site.phase(3, merged())]
+    assert site.exchange.push(*site.offer()) == merged()
+    assert site.fleet.sent == []
+    assert site.exchange.push(*site.offer()) == merged()
+
+
+def test_theta_of_an_old_round_is_given_up(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    site.fleet.coming = [site.phase(0), site.phase(1), site.phase(4)]
+    site.exchange.pull()
+    assert site.exchange.pull(3).round == 4
+    assert site.fleet.num_doubts == 2
+    assert "the aggregator is at round 1, round 3 is known to exist" in caplog.text
+
+
+def test_two_theta_files_stay(site: Site) -> None:
+    for number in (0, 1, 2, 7):
+        site.fleet.coming = [site.phase(number)]
+        theta = site.exchange.pull(number)
+        assert state_hash(theta.path) == theta.state_hash
+    names = sorted(path.name for path in (site.folder / "theta").iterdir())
+    assert names == ["theta-000002.safetensors", "theta-000007.safetensors"]
+
+
+def test_a_seed_is_answered_and_waited_on(site: Site) -> None:
+    blank = Invitation(
+        kind="seed", run=RUN, round=0, state_hash="", payload=None, verdicts=(), report=None
+    )
+    site.fleet.coming = [pack(blank, None), site.phase(0)]
+    assert site.exchange.pull().round == 0
+    seed, data = unpack(site.fleet.sent[0], REPLY, limit_mb=1)
+    info = describe(site.seed, codec="fp32")
+    assert seed == Seed(run=RUN, replica="s/a", incarnation=INCARNATION, model=MODEL, payload=info)
+    assert data == site.seed.read_bytes()
+
+
+def test_a_seed_over_the_limit_ends_the_run_with_the_remedy(site: Site) -> None:
+    site.exchange._seed = site.theta_file(9.0, size=300_000)
+    blank = Invitation(
+        kind="seed", run=RUN, round=0, state_hash="", payload=None, verdicts=(), report=None
+    )
+    site.fleet.coming = [pack(blank, None)]
+    with pytest.raises(PayloadError, match=r"1\.2 MB cannot travel.*limit_mb=1"):
+        site.exchange.pull()
+
+
+def test_a_delta_over_the_limit_is_refused_before_anything_is_sent(site: Site) -> None:
+    path = site.theta_file(1.0, size=300_000)
+    offer, _ = site.offer(payload=describe(path, codec="fp32"))
+    with pytest.raises(PayloadError, match="cannot travel"):
+        site.exchange.push(offer, path)
+    assert site.fleet.sent == []
+
+
+def test_another_run_is_refused(site: Site) -> None:
+    site.fleet.coming = [site.phase(0, run="f" * 32)]
+    with pytest.raises(Refused, match=r"serves run f{32}, this replica belongs to run 0{32}") as no:
+        site.exchange.pull()
+    assert no.value.code == "wrong_run"
+
+
+def bad_hash(site: Site) -> Any:
+    return site.phase(0, state_hash="e" * 64)
+
+
+def bad_codec(site: Site) -> Any:
+    info = describe(site.theta_file(0.0), codec="int4")
+    return site.phase(0, payload=info)
+
+
+def no_message(site: Site) -> Any:
+    return RecordDict()
+
+
+def not_unpacked(site: Site) -> Any:
+    return PayloadError("an instruction cannot be unpacked: x")
+
+
+@pytest.mark.parametrize(
+    ("bad", "text"),
+    [
+        (bad_hash, f"the central's is {'e' * 64}: its tensors are not the central's"),
+        (bad_codec, "does not come as fp32"),
+        (no_message, "not a message of pww"),
+        (not_unpacked, "cannot be unpacked"),
+    ],
+)
+def test_a_bad_invitation_is_named_and_another_one_asked_for(
+    site: Site, caplog: pytest.LogCaptureFixture, bad: Callable[[Site], Any], text: str
+) -> None:
+    site.fleet.coming = [bad(site), site.phase(1)]
+    assert site.exchange.pull().round == 1
+    assert text in caplog.text
+    assert site.fleet.num_doubts == 1
+    assert len(list((site.folder / "theta").iterdir())) == 1
+
+
+def test_a_full_disk_says_where(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, data: bytes) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("pww.replica.federated.write_durably", full)
+    site.fleet.coming = [site.phase(0)]
+    with pytest.raises(PwwError, match=r"cannot write .*theta-000000.*No space left.*resume"):
+        site.exchange.pull()
+
+
+def test_a_lost_registration_is_renewed(site: Site) -> None:
+    site.fleet.coming = [NotAdmitted(), NotAdmitted(), site.phase(0)]
+    site.exchange.pull()
+    assert site.num_registered == 2
+
+
+def test_a_long_wait_speaks_less_and_less_often(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    site.fleet.coming = [None] * 0
+    seconds: list[float] = []
+
+    def receive() -> Any:
+        if site.clock.monotonic() >= 400.0:
+            site.stop.set()
+
+    site.fleet.receive = receive  # type: ignore[method-assign]
+    with (
+        caplog.at_level(logging.INFO, "pww.replica.federated"),
+        pytest.raises(Stopped, match="stopped while waiting for theta of round 3"),
+    ):
+        site.exchange.pull(3)
+    for record in caplog.records:
+        seconds.append(float(record.getMessage().rsplit(" ", 2)[1]))
+    assert seconds == [10.0, 30.0, 70.0, 150.0, 270.0, 390.0]
+
+
+def test_after_a_stop_a_finished_delta_is_still_sent_once(site: Site) -> None:
+    site.fleet.coming = [site.phase(0)]
+    site.exchange.pull()
+    site.stop.set()
+    with pytest.raises(Stopped, match="waiting for the verdict of the delta from round 0"):
+        site.exchange.push(*site.offer())
+    assert len(site.fleet.sent) == 1
+    site.exchange.close()
+    assert site.fleet.is_closed
