@@ -20,7 +20,7 @@ def faults_of(*words: str) -> list[str]:
     return list(caught.value.faults)
 
 
-def test_the_faults_of_the_issue_mixed_in_one_command() -> None:
+def test_faults_of_every_kind_mixed_in_one_command() -> None:
     found = faults_of(
         "sit=lumi",
         "diloco.inner_steps=abc",

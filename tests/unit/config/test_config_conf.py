@@ -53,7 +53,7 @@ def test_every_choice_composes(group: str, choice: str) -> None:
     compose([f"{group}={choice}"])
 
 
-def test_the_issues_groups_exist() -> None:
+def test_the_groups_exist() -> None:
     for group in ("site", "model", "parallel", "diloco", "darl", "transport", "data", "optim"):
         assert choices(group)
     assert choices("site") == ["local", "lumi", "snellius"]
