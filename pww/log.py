@@ -1,6 +1,8 @@
-"""Two streams: human lines on the terminal, and append-only JSON lines complete enough to rebuild a run.
+"""Two streams: human lines on the terminal, and append-only JSON lines complete enough to rebuild
+a run.
 
-A terminal gets rich's colours; a file or a pipe gets plain lines. Nothing here ever raises into training.
+A terminal gets rich's colours; a file or a pipe gets plain lines. Nothing here ever raises into
+training.
 """
 
 import json
@@ -22,7 +24,9 @@ def console() -> Console:
 
 
 def setup(*, rank: int = 0, label: str = "") -> None:
-    """Sets up the human stream: INFO on rank 0, WARNING elsewhere; `label` says which process speaks."""
+    """Sets up the human stream: INFO on rank 0, WARNING elsewhere; `label` says which process
+    speaks.
+    """
     root = logging.getLogger()
     root.handlers.clear()
     prefix = f"[{label}] " if label else ""
@@ -44,7 +48,8 @@ def setup(*, rank: int = 0, label: str = "") -> None:
 class JsonLines:
     """An append-only file of one JSON object a line; every line reaches the kernel at once.
 
-    A line torn by a crash is ended before the next one is written, so a reader loses that line only.
+    A line torn by a crash is ended before the next one is written, so a reader loses that line
+    only.
     """
 
     def __init__(self, path: Path) -> None:
@@ -68,7 +73,9 @@ class JsonLines:
 
 
 def read_json_lines(path: Path) -> list[dict[str, object]]:
-    """Every whole row of a file that `JsonLines` wrote; [] when there is none; torn lines are left out."""
+    """Every whole row of a file that `JsonLines` wrote; [] when there is none; torn lines are left
+    out.
+    """
     if not path.exists():
         return []
     rows = []

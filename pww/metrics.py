@@ -1,6 +1,7 @@
 """What a run measured: `metrics.jsonl` always, wandb beside it; wandb never touches training.
 
-One object a line with `split` (train | eval | outer), `step`, `round`, `tokens`, `loss`, then what else is known.
+One object a line with `split` (train | eval | outer), `step`, `round`, `tokens`, `loss`, then what
+else is known.
 """
 
 import logging
@@ -18,7 +19,8 @@ Split = Literal["train", "eval", "outer"]
 class Metrics:
     """Appends rows to `folder/metrics.jsonl` and mirrors them to wandb.
 
-    A resumed run keeps its rows and its wandb id (`wandb_id`, any string that is stable across requeues).
+    A resumed run keeps its rows and its wandb id (`wandb_id`, any string that is stable across
+    requeues).
     """
 
     def __init__(

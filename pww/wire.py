@@ -1,10 +1,12 @@
 """What the site side and the central say to each other; the only thing that the two share.
 
-Every message is strict, frozen and closed (unknown keys are refused), so validating a remote's bytes is
-`Message.model_validate_json(body)` and nothing else. Two channels carry them:
+Every message is strict, frozen and closed (unknown keys are refused), so validating a remote's
+bytes is `Message.model_validate_json(body)` and nothing else. Two channels carry them:
 
-* lease protocol (HTTP JSON to the coordinator): `Register Acquire Heartbeat Release Leave`, each with its reply;
-* outer loop (Flower messages): `Invitation` down, `Offer` up, with tensors beside them as one payload.
+* lease protocol (HTTP JSON to the coordinator): `Register Acquire Heartbeat Release Leave`, each
+  with its reply;
+* outer loop (Flower messages): `Invitation` down, `Offer` up, with tensors beside them as one
+  payload.
 
 A refusal is HTTP 4xx with a `Refusal` body. Units are in the names; a `Span` is half-open.
 """
@@ -118,7 +120,9 @@ class Register(Message):
 
 
 class Registered(Message):
-    """Accepted. `leases` are those of its claims that it still holds; everything else was released."""
+    """Accepted. `leases` are those of its claims that it still holds; everything else was
+    released.
+    """
 
     run: Token
     round: Count
@@ -211,7 +215,9 @@ class Release(Message):
 
 
 class Leave(Message):
-    """Goodbye. Leases in `keep` (those of unsent deltas) stay until they expire; others return now."""
+    """Goodbye. Leases in `keep` (those of unsent deltas) stay until they expire; others return
+    now.
+    """
 
     replica: ReplicaId
     incarnation: Token
@@ -226,7 +232,9 @@ class Done(Message):
 
 
 class Verdict(Message):
-    """What became of a delta. `merged` is durable together with its blocks; `rejected` released them."""
+    """What became of a delta. `merged` is durable together with its blocks; `rejected` released
+    them.
+    """
 
     delta: Token
     outcome: Literal["merged", "rejected"]
@@ -310,7 +318,9 @@ class RoundReport(Message):
 
 
 class Invitation(Message):
-    """Standing request of the central: seed the run, or train from `round` and answer with an `Offer`."""
+    """Standing request of the central: seed the run, or train from `round` and answer with an
+    `Offer`.
+    """
 
     kind: Literal["seed", "phase"]
     run: Token

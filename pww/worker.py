@@ -1,10 +1,9 @@
 """`python -m pww.worker RUN`: one rank of the run in folder RUN; `pww.train` starts it.
 
-It reads RUN/config.yaml, builds the pieces and calls `replica.loop.run`. Exit codes: 0 the corpus is
-exhausted, 1 a fault (its sentence is the last line), 130 stopped and resumable.
+It reads RUN/config.yaml, builds the pieces and calls `replica.loop.run`. Exit codes: 0 the corpus
+is exhausted, 1 a fault (its sentence is the last line), 130 stopped and resumable.
 """
 
-import hashlib
 import logging
 import os
 import sys
@@ -20,6 +19,7 @@ from pww.config.load import read_config
 from pww.config.schema import Config
 from pww.errors import CheckpointError, ConfigError, DataError, PwwError, Stopped
 from pww.folder import owned, write_durably
+from pww.launcher.process import die_with_parent
 
 if TYPE_CHECKING:
     from pww.data import Corpus
@@ -46,6 +46,8 @@ def main(
     if len(argv) != 1 or not Path(argv[0], "config.yaml").is_file():
         print("usage: python -m pww.worker RUN   (a folder that pww.train made)", file=sys.stderr)
         return 2
+    if "RANK" in os.environ:
+        die_with_parent()  # no rank outlives the launcher that would have to tell the others
     run = Path(argv[0]).resolve()
     rank = int(os.environ.get("RANK", "0"))
     try:
@@ -60,6 +62,8 @@ def main(
                 remedy = "wait for it, or start another run with its own run.name"
                 stack.enter_context(owned(run, remedy=remedy))
             _train(config, run, stack, engine)
+    except KeyboardInterrupt:  # before our own handlers were there
+        return Stopped.exit_code
     except PwwError as fault:
         if rank == 0:
             log.error("%s", fault)
@@ -133,7 +137,7 @@ def _train(
             project=config.metrics.wandb.project,
             group=ends.session.run,
             name=run.name,
-            wandb_id=hashlib.sha256(f"{run.name} {config.replica_id}".encode()).hexdigest()[:16],
+            wandb_id=paths.wandb_id(run),
             mode=config.metrics.wandb.mode,
             config=config.model_dump(mode="json"),
         )
@@ -156,7 +160,7 @@ def _train(
     report.close()
     if ranks.rank == 0:
         summary = report.summary(ended=f"corpus {config.data.name} is exhausted")
-        write_durably(run / "finished", f"{summary}\n".encode())
+        write_durably(run / paths.FINISHED, f"{summary}\n".encode())
         print(summary, flush=True)
 
 

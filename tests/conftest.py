@@ -1,4 +1,6 @@
-"""What the tests of real processes share: a copy of the project to run in, and children that never outlive a test."""
+"""What the tests of real processes share: a copy of the project to run in, and children that never
+outlive a test.
+"""
 
 import os
 import shutil
@@ -8,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -32,10 +35,8 @@ class Child:
         os.killpg(self.process.pid, number)
 
     def kill(self) -> None:
-        try:
+        with suppress(ProcessLookupError):
             self.signal(signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         self.process.wait()
 
     def wait(self, timeout_s: float = 120) -> int:

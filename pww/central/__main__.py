@@ -138,6 +138,7 @@ def _serve(config: Config, folder: Path, stop: threading.Event) -> None:
     finally:
         coordinator_port.stop()
         aggregator_port.stop()
+        link.close()
         metrics.close()
         ledger.close()
     if stop.is_set():

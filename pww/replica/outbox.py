@@ -127,6 +127,8 @@ class Outbox:
             except OSError as why:
                 fault = _cannot_write(final, why)
         differences.drain()  # all ranks gather every tensor, whatever happened on rank 0
+        if fault is not None:
+            self._discard(part)
         self._ranks.agree_on_fault(fault)
         try:
             trainer.save_inner(part / "inner")

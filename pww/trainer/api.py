@@ -60,7 +60,7 @@ class Trainer(Protocol):
         """Each parameter in full, fp32, on the CPU, one at a time; valid on rank 0."""
 
     def load(self, theta: Path) -> None:
-        """Writes a safetensors file, read on rank 0, into the shards, bit by bit.
+        """Writes a safetensors file (rank 0 reads it) into the shards, bit for bit.
 
         Raises:
             PayloadError: names, shapes or dtypes differ from `shapes`.

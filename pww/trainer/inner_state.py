@@ -4,8 +4,8 @@
     *.distcp       each rank's shards (torch.distributed.checkpoint), any number of ranks reads them
     .metadata      what is where
 
-Hyper-parameters are not in it: the configuration is their only home. RNG states are restored only
-by as many ranks as wrote them.
+Hyper-parameters are not in it: the configuration is their only home. RNG states are the CPU's (no
+model here draws on its device), and are restored only by as many ranks as wrote them.
 """
 
 import io
@@ -97,7 +97,8 @@ def load(folder: Path, optimizers: Any, *, ranks: Ranks) -> int:
     if fault is not None:
         reset(optimizers)
     ranks.agree_on_fault(fault)
-    _set_rng(rng, ranks.rank)
+    for random in rng.values():
+        torch.set_rng_state(random)
     return inner.step
 
 
@@ -124,17 +125,7 @@ def _tensors(optimizers: Any) -> dict[str, Any]:
 
 
 def _rng(rank: int) -> dict[str, torch.Tensor]:
-    states = {f"rng.cpu.{rank}": torch.get_rng_state()}
-    if torch.cuda.is_available():
-        states[f"rng.cuda.{rank}"] = torch.cuda.get_rng_state()
-    return states
-
-
-def _set_rng(states: dict[str, torch.Tensor], rank: int) -> None:
-    if (cpu := states.get(f"rng.cpu.{rank}")) is not None:
-        torch.set_rng_state(cpu)
-    if (cuda := states.get(f"rng.cuda.{rank}")) is not None:
-        torch.cuda.set_rng_state(cuda)
+    return {f"rng.cpu.{rank}": torch.get_rng_state()}
 
 
 def _read(folder: Path) -> Inner:

@@ -5,12 +5,14 @@ second that it still waits, so no process-group timeout can fire however long a 
 """
 
 import gc
+import logging
 import os
 import queue
 import signal
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from types import FrameType
 from typing import TypeVar
@@ -18,6 +20,7 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
+from torch.distributed.distributed_c10d import _get_default_store
 
 from pww.config.schema import Config
 from pww.errors import PwwError, Stopped, TrainerError
@@ -27,6 +30,9 @@ TICK_S = 1.0
 """While rank 0 waits, the ranks tell each other this often that they are there."""
 TIMEOUT_S = 600.0
 """A rank that is this late in a collective counts as dead. Longer than any step, load or save."""
+CLOSE_S = 10.0
+"""How long a rank that ends waits for the others to end too."""
+log = logging.getLogger(__name__)
 
 
 def init_ranks(config: Config) -> None:
@@ -69,6 +75,17 @@ def _interface(prefix: str) -> str:
         f"site.interface={prefix}: no network interface has such a name; this machine has "
         f"{', '.join(names)}; set one of them, or '' to let the library choose"
     )
+
+
+@contextmanager
+def _together() -> Iterator[None]:
+    """Around a collective: says in words that another rank is gone."""
+    try:
+        yield
+    except RuntimeError as fault:
+        raise TrainerError(
+            f"another rank of this replica is gone; its own last lines say why ({fault})"
+        ) from fault
 
 
 class Ranks:
@@ -139,7 +156,8 @@ class Ranks:
         if self._group is None:
             return [value]
         values: list[T] | None = [value] * self.world if self.rank == 0 else None
-        dist.gather_object(value, values, dst=0, group=self._group)
+        with _together():
+            dist.gather_object(value, values, dst=0, group=self._group)
         return values or []
 
     def agree_on_fault(self, fault: PwwError | None) -> None:
@@ -149,30 +167,45 @@ class Ranks:
             if not self._any(fault is not None):
                 return
             faults = [None] * self.world
-            dist.all_gather_object(faults, fault, group=self._group)
+            with _together():
+                dist.all_gather_object(faults, fault, group=self._group)
         for one in faults:
             if one is not None:
                 raise one
 
     def close(self) -> None:
-        """Collective: ends the process groups. Drop everything sharded before; safe to call twice.
+        """Ends the process groups, with the other ranks if they come. Safe to call twice.
 
-        Gloo's threads may abort an interpreter that exits while a mesh or a tensor still holds a
-        group: hence the barrier before, and the collection after.
+        Drop everything sharded before. Gloo's threads may abort an interpreter that exits while a
+        mesh or a tensor still holds a group: hence the barrier before, and the collection after.
         """
         if not dist.is_initialized():
             return
-        dist.barrier()
+        if self._group is not None:
+            self._wait_for_the_others()
         self._group = None
         dist.destroy_process_group()
         gc.collect()
+
+    def _wait_for_the_others(self) -> None:
+        """A barrier that can be given up, which gloo's cannot: this rank may be alone with a
+        fault.
+        """
+        store = _get_default_store()
+        try:
+            if store.add("pww/closing", 1) == self.world:
+                store.set("pww/closed", "")
+            store.wait(["pww/closed"], timedelta(seconds=CLOSE_S))
+        except RuntimeError as fault:
+            log.warning("the other ranks of this replica have not ended: %s", fault)
 
     def _any(self, mine: bool) -> bool:
         """Collective: whether it is true on some rank."""
         if self._group is None:
             return mine
         flag = torch.tensor([int(mine)])
-        dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self._group)
+        with _together():
+            dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self._group)
         return bool(flag.item())
 
     def _broadcast(self, outcome: "_Outcome[T] | None") -> "_Outcome[T] | None":
@@ -183,15 +216,16 @@ class Ranks:
         if outcome is not None and not isinstance(outcome[1], PwwError | None):
             sent = None, TrainerError(f"rank 0 failed: {type(outcome[1]).__name__}: {outcome[1]}")
         box = [sent]
-        try:
-            dist.broadcast_object_list(box, src=0, group=self._group)
-        except Exception as fault:
-            if self.rank != 0 or sent is None:
-                raise
-            # A value that cannot travel fails before anything is sent: the others still wait.
-            box = [(None, TrainerError(f"rank 0 could not share its result: {fault}"))]
-            dist.broadcast_object_list(box, src=0, group=self._group)
-            return box[0]
+        with _together():
+            try:
+                dist.broadcast_object_list(box, src=0, group=self._group)
+            except Exception as fault:
+                if self.rank != 0 or sent is None:
+                    raise
+                # A value that cannot travel fails before anything is sent: the others still wait.
+                box = [(None, TrainerError(f"rank 0 could not share its result: {fault}"))]
+                dist.broadcast_object_list(box, src=0, group=self._group)
+                return box[0]
         return outcome if self.rank == 0 else box[0]
 
     def _poll(self, results: "queue.SimpleQueue[_Outcome[T]]") -> "_Outcome[T] | None":

@@ -1,7 +1,8 @@
 """The exchange: how one replica gets theta_outer and hands in a delta. Rank 0 only.
 
-One interface, several carriers: `pww.central.inprocess` (a replica alone), `replica.federated` (across sites,
-over Flower). The loop does not know which one it has. It lives below both, so that neither imports the other.
+One interface, several carriers: `pww.central.inprocess` (a replica alone), `replica.federated`
+(across sites, over Flower). The loop does not know which one it has. It lives below both, so that
+neither imports the other.
 """
 
 from dataclasses import dataclass
@@ -24,13 +25,14 @@ class Theta:
 class Exchange(Protocol):
     """Pull theta, push deltas. Every method may wait for the network and says so in the log."""
 
-    def pull(self) -> Theta:
-        """The newest published theta_outer; the first replica of a run may be asked to seed theta(0)."""
+    def pull(self, newest: int = 0) -> Theta:
+        """The newest published theta_outer, of round `newest` or later; may seed theta(0) first."""
 
     def push(self, offer: Offer, payload: Path) -> Verdict:
         """Delivers a delta and waits for its verdict: merged and committed together, or neither.
 
-        Sending again after a lost reply or a restart of the central is safe: a delta id counts once.
+        Sending again after a lost reply or a restart of the central is safe: a delta id counts
+        once.
         """
 
     def close(self) -> None:

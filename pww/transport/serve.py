@@ -1,4 +1,6 @@
-"""Serves one ASGI app from a thread of this process; the port is taken before anything else happens."""
+"""Serves one ASGI app from a thread of this process; the port is taken before anything else
+happens.
+"""
 
 import logging
 import socket
@@ -31,8 +33,8 @@ class AsgiServer:
         except OSError as why:
             self._socket.close()
             raise StateError(
-                f"cannot listen on {host}:{port}: {why.strerror}. Set {key} to a free port, or stop "
-                "what uses it"
+                f"cannot listen on {host}:{port}: {why.strerror}. Set {key} to a free port, or "
+                "stop what uses it"
             ) from None
         self.port: int = self._socket.getsockname()[1]
         self._server: uvicorn.Server | None = None

@@ -1,6 +1,8 @@
-"""A real central and real sites as processes: what was drawn, merged and published, under kills and bad input.
+"""A real central and real sites as processes: what was drawn, merged and published, under kills
+and bad input.
 
-The inner loop is a closed form (tests/programs), so that NumPy can replay every round from the draw logs alone.
+The inner loop is a closed form (tests/programs), so that NumPy can replay every round from the
+draw logs alone.
 """
 
 import json
@@ -42,7 +44,8 @@ class Federation:
     def site(self, replica: str, *overrides: str, name: str = "", **env: str) -> Child:
         return self.project.start(
             str(CLOSED_FORM), *self.overrides, f"replica={replica}", f"run.name={name or replica}",
-            f"central.url=http://127.0.0.1:{self.ports[0]}", *overrides, name=name or replica, **env,
+            f"central.url=http://127.0.0.1:{self.ports[0]}", *overrides, name=name or replica,
+            **env,
         )  # fmt: skip
 
     def rows(self, run: str, split: str) -> list[dict[str, object]]:
@@ -74,7 +77,9 @@ def federation(project: Project, free_ports: tuple[int, int]) -> Federation:
 
 def mid_phase(federation: Federation, run: str, round: int = 1) -> bool:
     rows = federation.rows(run, "train")
-    return bool(rows) and rows[-1]["round"] >= round and rows[-1]["phase_step"] < rows[-1]["phase_steps"]  # type: ignore[operator]  # fmt: skip
+    if not rows or rows[-1]["round"] < round:  # type: ignore[operator]
+        return False
+    return rows[-1]["phase_step"] < rows[-1]["phase_steps"]  # type: ignore[operator]
 
 
 def test_two_sites_end_and_every_theta_follows_from_the_draws(federation: Federation) -> None:
@@ -166,7 +171,8 @@ def test_a_killed_site_goes_on_under_its_name(federation: Federation) -> None:
     federation.check_exactly_once()
     rows = federation.rows("a", "train")
     resumed = [r for r in rows if r["round"] >= 1 and r["step"] == steps + 1]  # type: ignore[operator]
-    assert len(resumed) == 2  # the phase that was killed started after that step, and so did the next
+    # the phase that was killed began after that step, and so did the next one
+    assert len(resumed) == 2
 
 
 def test_the_central_is_killed_and_started_again(federation: Federation) -> None:

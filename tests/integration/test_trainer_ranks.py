@@ -14,17 +14,22 @@ PROGRAMS = Path(__file__).parent / "programs"
 PROJECT = Path(__file__).parents[2]
 
 
-def launch(scenario: str, folder: Path, *, ranks: int) -> list[dict[str, Any]]:
-    """What each rank wrote down; the program must end well and say nothing."""
+def run(scenario: str, folder: Path, *, ranks: int) -> subprocess.CompletedProcess[str]:
+    """Runs the program alone or under torchrun."""
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     program = [str(PROGRAMS / "trainer_ranks.py"), scenario, str(folder)]
     hidden = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
     env = {name: value for name, value in os.environ.items() if name not in hidden}
     env |= {"PYTHONPATH": str(PROJECT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
+    return subprocess.run(
         [sys.executable, *(torchrun if ranks > 1 else []), *program],
         env=env, capture_output=True, text=True, timeout=240, check=False,
     )  # fmt: skip
+
+
+def launch(scenario: str, folder: Path, *, ranks: int) -> list[dict[str, Any]]:
+    """What each rank wrote down; the program must end well and say nothing."""
+    done = run(scenario, folder, ranks=ranks)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     assert done.stdout + done.stderr == "", "a library spoke to the terminal"
     return [json.loads((folder / f"rank{r}.json").read_text()) for r in range(ranks)]
@@ -150,3 +155,11 @@ def test_what_rank_0_learns_reaches_both(tried: list[dict[str, Any]]) -> None:
     assert zero["bug"] == ["KeyError", "'a bug'", ""]
     assert other["bug"] == ["TrainerError", "rank 0 failed: KeyError: 'a bug'", ""]
     assert (zero["gather"], other["gather"]) == ([10, 11], [])
+
+
+def test_a_rank_that_ends_alone_does_not_wait_for_the_others(tmp_path: Path) -> None:
+    done = run("alone", tmp_path, ranks=2)
+    assert done.returncode != 0
+    assert "another rank of this replica is gone; its own last lines say why" in done.stderr
+    assert "the other ranks of this replica have not ended" in done.stderr
+    assert (tmp_path / "rank1.json").exists()  # it came through close()

@@ -1,9 +1,11 @@
 """A site whose inner loop is a closed form: real config, leases, Flower, outbox; no torchtitan.
 
-    python closed_form_site.py OVERRIDE...      (as for pww.train; the run folder is made or gone on with)
+    python closed_form_site.py OVERRIDE...      (as for pww.train; the run folder is made or gone
+    on with)
 
-Each inner step moves theta a tenth of the way to the mean of its windows' targets, so that an independent
-replay of the draw logs predicts every theta. Environment: STEP_S seconds a step, NAN_PHASES phases that end in nan.
+Each inner step moves theta a tenth of the way to the mean of its windows' targets, so that an
+independent replay of the draw logs predicts every theta. Environment: STEP_S seconds a step,
+NAN_PHASES phases that end in nan.
 """
 
 import os

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from tiny import Never, Steps, TinyCorpus, tiny_config
 
 from pww.errors import DataError, PayloadError, PwwError, Refused, Stopped
+from pww.trainer import ranks as ranks_module
 from pww.trainer.ranks import Ranks, init_ranks
 from pww.trainer.titan import TitanTrainer
 
@@ -186,6 +187,14 @@ def main() -> None:
     config = tiny_config({"parallel.ranks": world, "parallel.kind": "fsdp"})
     init_ranks(config)
     ranks = Ranks()
+    if scenario == "alone" and ranks.rank == 1:
+        ranks_module.CLOSE_S = 1.0
+        ranks.close()
+        (folder / "rank1.json").write_text("{}")
+        raise SystemExit(7)
+    if scenario == "alone":
+        while not ranks.agreed():  # rank 1 never comes
+            pass
     trainer = TitanTrainer(config, TinyCorpus(), ranks=ranks)
     out = {"train": train, "go_on": go_on, "faults": faults}[scenario](trainer, folder, ranks)
     if scenario == "faults":
