@@ -29,7 +29,7 @@ def owned(folder: Path, *, remedy: str) -> Iterator[None]:
 
 
 def write_durably(path: Path, data: bytes) -> None:
-    """Replaces `path` by `data`: after a crash there is the old file or the new one, never a part."""
+    """Replaces `path` by `data`: after a crash there is the old file or the new, never a part."""
     part = path.with_name(path.name + ".part")
     try:
         with part.open("wb") as file:

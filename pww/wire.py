@@ -144,7 +144,7 @@ class Acquire(Message):
 
 
 class Granted(Message):
-    """A lease, and how much of the corpus was committed when it was granted (for the LR schedule)."""
+    """A lease, and how much of the corpus was committed by then (for the LR schedule)."""
 
     kind: Literal["granted"] = "granted"
     lease: Lease

@@ -19,6 +19,8 @@ Positive = Annotated[int, Field(ge=1)]
 Port = Annotated[int, Field(ge=1, le=65535)]
 Seconds = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+Decay = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
+"""Of a running average; at 1 it would never move."""
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
@@ -124,7 +126,7 @@ class ShippedModel(Section):
     kind: Literal["shipped"]
     name: Name
     flavor: Literal["0.6B", "1.7B", "4B", "8B", "14B", "32B"]
-    seq_len: Positive
+    seq_len: Annotated[int, Field(ge=1, le=40960)]  # what Qwen3's rotary embedding was made for
     tie_embeddings: bool
     vocab_multiple: Positive
     dtype: Literal["fp32", "bf16"]
@@ -217,8 +219,8 @@ class Optim(Section):
 
     name: Literal["adamw"]
     lr: Rate
-    beta1: Fraction
-    beta2: Fraction
+    beta1: Decay
+    beta2: Decay
     weight_decay: Annotated[float, Field(ge=0)]
     batch_windows: Positive  # windows a step of the whole replica
     warmup: Fraction  # share of the corpus over which the LR rises

@@ -4,6 +4,8 @@ Torchtitan's own validator draws from a loader, averages over ranks and leaves p
 Import after `titan_cpu.install`.
 """
 
+from collections.abc import Sequence
+
 import torch
 import torch.distributed as dist
 
@@ -16,15 +18,15 @@ from pww.trainer.titan_engine import Engine
 
 
 def held_out_loss(
-    engine: Engine, corpus: Corpus, *, num_windows: int, batch: int, ranks: Ranks
+    engine: Engine, corpus: Corpus, *, windows: Sequence[int], batch: int, ranks: Ranks
 ) -> EvalResult:
-    """Collective: the loss over the first `num_windows` held-out windows, `batch` at a time.
+    """Collective: the loss over these held-out windows, `batch` at a time.
 
     Raises:
         DataError: on every rank, if one of them cannot read its windows.
     """
     seq_len = engine.config.training.seq_len
-    slices = list(my_slices(range(num_windows), batch=batch, rank=ranks.rank, world=ranks.world))
+    slices = list(my_slices(windows, batch=batch, rank=ranks.rank, world=ranks.world))
     rows, fault = [], None
     try:
         rows = [corpus.held_out(ids) if len(ids) else None for ids in slices]
@@ -48,5 +50,5 @@ def held_out_loss(
         reshard(model)
     if ranks.world > 1:
         dist.all_reduce(total)
-    tokens = num_windows * seq_len
+    tokens = len(windows) * seq_len
     return EvalResult(loss=float(total.item()) / tokens, tokens=tokens)

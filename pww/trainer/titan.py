@@ -138,14 +138,18 @@ class TitanTrainer:
         return tuple(sorted(i for ids in per_rank for i in ids))
 
     def evaluate(self) -> EvalResult:
-        """Loss over the first `evaluation.max_windows` held-out windows; changes no state."""
+        """Loss over at most `evaluation.max_windows` held-out windows; changes no state.
+
+        They are spread evenly over the held-out part, which follows the order of the corpus.
+        """
         from pww.trainer.evaluation import held_out_loss
 
-        num = min(self._config.evaluation.max_windows, self._corpus.manifest.num_held_out)
+        there = self._corpus.manifest.num_held_out
+        num = min(self._config.evaluation.max_windows, there)
         return held_out_loss(
             self._engine,
             self._corpus,
-            num_windows=num,
+            windows=[i * there // num for i in range(num)],
             batch=self._config.optim.batch_windows,
             ranks=self._ranks,
         )

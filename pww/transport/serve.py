@@ -16,7 +16,7 @@ STARTUP_S = 20.0
 
 
 class AsgiServer:
-    """A listening port, then an app on it. `key` is the config key that a taken port is blamed on."""
+    """A listening port, then an app on it. `key` is the config key that sets the port."""
 
     def __init__(self, *, host: str, port: int, key: str) -> None:
         """Binds at once, so that a taken port ends the program before it has done anything.

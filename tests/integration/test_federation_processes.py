@@ -100,7 +100,7 @@ def test_two_sites_end_and_every_theta_follows_from_the_draws(federation: Federa
 
 
 def _replay(federation: Federation) -> None:
-    """Recomputes theta of the last round in fp64 NumPy from windows, tokens and rounds; compares."""
+    """Recomputes the last theta in fp64 NumPy from windows, tokens and rounds; compares."""
     folder = federation.project.outputs / "central"
     space, _ = merged_deltas(folder)
     ledger = Ledger.read_only(folder / "central" / "ledger.sqlite")

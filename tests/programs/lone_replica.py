@@ -1,0 +1,331 @@
+"""A replica alone in one process: real books, merge, outbox, report and loop around a closed-form inner loop.
+
+Tests import it. As a program it puts, settles and puts again, and each time dies, or finds the disk full, at a later
+file operation:
+
+    python lone_replica.py FOLDER die|full
+"""
+
+import errno
+import os
+import sys
+from collections import Counter
+from functools import cache
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file, save_file
+
+from pww.central.audit import merged_deltas
+from pww.clock import ManualClock, SystemClock
+from pww.codec import get_codec
+from pww.config.load import compose
+from pww.config.schema import Config
+from pww.connect import Start, connect
+from pww.errors import CheckpointError
+from pww.lease.space import BlockSpace
+from pww.log import read_json_lines
+from pww.metrics import Metrics
+from pww.replica import loop
+from pww.replica.outbox import Outbox
+from pww.replica.plan import PhasePlan
+from pww.replica.report import Report
+from pww.trainer.api import EvalResult, PhaseResult
+from pww.trainer.ranks import Ranks, init_ranks
+from pww.transport.exchange import Theta
+from pww.transport.payload import write_theta
+from pww.wire import Lease, Span, Verdict, model_digest
+
+SHAPES = {"bias": (), "empty": (0,), "weight": (3, 2)}
+TOKENS = 8
+"""Targets of one window."""
+SPACE = BlockSpace(
+    num_windows=42, block_windows=4, seed=1, epochs=1, window_tokens=TOKENS + 1, corpus="c" * 64
+)
+"""Eleven blocks, one of them short: five phases of two blocks, and a last one of one block."""
+PLAN = PhasePlan(SPACE, inner_steps=2, batch_windows=4)
+RATE = 0.1
+
+
+@cache
+def config() -> Config:
+    """The project's configuration, with leases that fit `SPACE`."""
+    return compose(
+        ("darl.block_windows=4", "darl.seed=1", "diloco.inner_steps=2", "optim.batch_windows=4")
+    )
+
+
+def alone() -> Ranks:
+    """The ranks of a process that is the only one."""
+    if not dist.is_initialized():
+        init_ranks(config())
+    return Ranks()
+
+
+def target(window: int) -> torch.Tensor:
+    """What a window pulls theta to."""
+    return torch.tensor([[(window * k) % 97 / 97.0 for k in (3, 5)] for _ in range(3)])
+
+
+class Pull:
+    """`pww.trainer.api.Trainer`: a step pulls theta to its windows' mean target, with momentum 1/2.
+
+    Phases in `nan_in` (the first is 1) leave a nan in theta and in the momentum, as a real one would.
+    """
+
+    def __init__(self, *, nan_in: tuple[int, ...] = (), batch: int = PLAN.batch_windows) -> None:
+        self.clock = ManualClock()
+        self.nan_in, self.batch = nan_in, batch
+        self.step = self.phases = self.resets = self.evaluations = 0
+        self.gathered = 0  # tensors that `tensors` handed out
+        self.drawn: list[tuple[int, ...]] = []  # by phase, stopped ones too
+        self.spans: list[tuple[float, float]] = []
+        self.on_batch = lambda: None
+        self.theta = {
+            "bias": torch.tensor(1.0), "empty": torch.zeros(0), "weight": torch.zeros(3, 2)
+        }  # fmt: skip
+        self._forget()
+
+    def _forget(self) -> None:
+        self.momentum = {name: torch.zeros_like(value) for name, value in self.theta.items()}
+
+    def shapes(self):
+        return SHAPES
+
+    def tensors(self):
+        for name, value in self.theta.items():
+            self.gathered += 1
+            yield name, value.clone()
+
+    def load(self, theta: Path) -> None:
+        self.theta = load_file(theta)
+
+    def run(self, windows, *, progress, progress_end, on_step, stop):
+        start = self.clock.monotonic()
+        self.spans.append((progress, progress_end))
+        batches = [list(windows[i : i + self.batch]) for i in range(0, len(windows), self.batch)]
+        drawn: list[int] = []
+        done = 0
+        while done < len(batches) and not stop.agreed():
+            goal = torch.stack([target(window) for window in batches[done]]).mean(0)
+            goals = {"bias": goal.mean(), "empty": torch.zeros(0), "weight": goal}
+            for name in SHAPES:
+                self.momentum[name] = self.momentum[name] / 2 + (self.theta[name] - goals[name])
+                self.theta[name] = self.theta[name] - RATE * self.momentum[name]
+            drawn += batches[done]
+            done += 1
+            self.step += 1
+            self.clock.advance(1.0)
+            on_step(
+                step=self.step, done=done, of=len(batches), loss=1.0 / self.step,
+                tokens=len(drawn) * TOKENS, lr=RATE,
+            )  # fmt: skip
+            self.on_batch()
+        self.drawn.append(tuple(sorted(drawn)))
+        self.phases += 1
+        if self.phases in self.nan_in:
+            self.momentum["weight"][2, 1] = self.theta["weight"][2, 1] = float("nan")
+        return PhaseResult(
+            steps=done, tokens=len(drawn) * TOKENS, loss=2.5, drawn=self.drawn[-1],
+            seconds=self.clock.monotonic() - start, stopped=done < len(batches),
+        )  # fmt: skip
+
+    def evaluate(self) -> EvalResult:
+        self.evaluations += 1
+        return EvalResult(loss=float(self.theta["weight"].double().square().mean()), tokens=100)
+
+    def save_inner(self, folder: Path) -> None:
+        try:
+            folder.mkdir()
+            save_file(self.momentum, folder / "momentum.safetensors")
+            (folder / "step").write_text(str(self.step))
+        except OSError as why:
+            raise CheckpointError(f"{folder}: {why}") from why
+
+    def load_inner(self, folder: Path) -> None:
+        self.momentum = load_file(folder / "momentum.safetensors")
+        self.step = int((folder / "step").read_text())
+
+    def reset_inner(self) -> None:
+        self.resets += 1
+        self._forget()
+
+    def close(self) -> None:
+        pass
+
+
+class Lone:
+    """One process life of the replica, as `pww.worker` builds it; its run folder outlives it."""
+
+    def __init__(
+        self, run: Path, ranks: Ranks, *, trainer: Pull | None = None, keep: int = 2,
+        every_rounds: int = 1, carrier=lambda exchange: exchange, space: BlockSpace = SPACE,
+    ) -> None:  # fmt: skip
+        run.mkdir(exist_ok=True)
+        self.run, self.ranks = run, ranks
+        self.trainer = trainer or Pull()
+        self.plan = PhasePlan(space, PLAN.inner_steps, PLAN.batch_windows)
+        self.outbox = Outbox(run, ranks=ranks, codec=get_codec("fp32"), keep=keep)
+        seed = run / "theta0.safetensors"
+        if self.outbox.last is None:
+            write_theta(seed, self.trainer.tensors(), SHAPES)
+        else:
+            self.trainer.load_inner(self.outbox.last.inner)
+        start = Start(space, model_digest(SHAPES), seed, self.outbox.last)
+        self.ends = connect(config(), run, start, clock=SystemClock(), stop=ranks.asked)
+        self.exchange = carrier(self.ends.exchange)
+        self.metrics = Metrics(
+            run, project="pww", group="g", name="n", wandb_id="id", mode="disabled", config={}
+        )
+        self.report = Report(
+            run, metrics=self.metrics, outbox=self.outbox, plan=self.plan,
+            every_rounds=every_rounds, clock=self.trainer.clock,
+        )  # fmt: skip
+
+    def train(self) -> None:
+        """THE loop, to its end; lets go of everything, whatever happens."""
+        try:
+            loop.run(
+                self.ends.session, self.exchange, self.trainer, self.outbox, self.report,
+                plan=self.plan, ranks=self.ranks,
+            )  # fmt: skip
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        pending = self.outbox.pending
+        self.report.close()
+        self.metrics.close()
+        self.ends.close(() if pending is None else tuple(s.lease for s in pending.offer.spans))
+
+
+def drawn_for_merged(run: Path) -> Counter[int]:
+    """How often each window is in theta, by the run's own draw log."""
+    _, merged = merged_deltas(run)
+    drawn: Counter[int] = Counter()
+    for row in read_json_lines(run / "draws.jsonl"):
+        if row["delta"] in merged:
+            drawn.update(row["windows"])  # type: ignore[call-overload]
+    return drawn
+
+
+# ----------------------------------------------------------------------------- as a program
+
+LEASES = [Lease(id=i, replica="local/a", span=Span(2 * i, 2 * i + 2), watermark=22, ttl_s=9.0)
+          for i in range(3)]  # fmt: skip
+
+
+class NoSteps:
+    """A step hook that is not interested."""
+
+    def __call__(self, **_: object) -> None:
+        pass
+
+
+class Never:
+    """A stop that nobody asks for."""
+
+    def agreed(self) -> bool:
+        return False
+
+
+def put_one(outbox: Outbox, trainer: Pull, theta: Theta, lease: Lease):
+    """One phase and its entry, without books."""
+    trainer.load(theta.path)
+    result = trainer.run(
+        PLAN.windows(lease), progress=0.0, progress_end=0.1, on_step=NoSteps(), stop=Never()
+    )
+    return outbox.put(trainer, theta, result, lease, run="a" * 32, partial=False, held_out=None)
+
+
+def theta_in(folder: Path, round_: int = 0) -> Theta:
+    """A published theta of some values."""
+    folder.mkdir(exist_ok=True)
+    path = folder / f"theta{round_}.safetensors"
+    values = {"bias": 0.3 + round_, "empty": 0.0, "weight": 1 / 3 - round_}
+    tensors = [(name, torch.full(shape, values[name])) for name, shape in SHAPES.items()]
+    write_theta(path, tensors, SHAPES)
+    return Theta(round_, path, "f" * 64, None)
+
+
+def three_phases(run: Path, say) -> None:
+    """Put, settle, put, settle, put; says what is promised to be durable by then."""
+    theta, trainer = theta_in(run.parent / f"{run.name}-theta"), Pull()
+    outbox = Outbox(run, ranks=alone(), codec=get_codec("fp32"), keep=2)
+    for lease in LEASES:
+        entry = put_one(outbox, trainer, theta, lease)
+        say(f"put {entry.offer.delta}")
+        if lease is not LEASES[-1]:
+            outbox.settle(Verdict(delta=entry.offer.delta, outcome="merged", round=lease.id + 1))
+            say(f"settled {entry.offer.delta}")
+
+
+class Trap:
+    """Acts at the n-th file operation that follows `arm`: just before a name or bytes change."""
+
+    CHANGES = ("os.mkdir", "os.rename", "os.truncate")
+    REMOVES = ("os.remove", "os.rmdir")
+
+    def __init__(self, act, *, removals: bool) -> None:
+        self._act, self._left = act, 0
+        self._events = self.CHANGES + (self.REMOVES if removals else ())
+        self._write, self._fsync = os.write, os.fsync
+        os.write = self._before(os.write)
+        os.fsync = self._before(os.fsync)
+        sys.addaudithook(self._hook)
+
+    def arm(self, number: int) -> None:
+        self._left = number
+
+    def _count(self) -> None:
+        if self._left:
+            self._left -= 1
+            if not self._left:
+                self._act()
+
+    def _before(self, function):
+        def counted(*args):
+            self._count()
+            return function(*args)
+
+        return counted
+
+    def _hook(self, event: str, args) -> None:
+        written = event == "open" and isinstance(args[2], int) and args[2] & (os.O_WRONLY | os.O_RDWR)
+        if self._left and (written or event in self._events):
+            self._count()
+
+
+def _full() -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def main(folder: Path, how: str) -> None:
+    """One child a point, until one gets through; each notes in `POINT.said` what it was promised."""
+    torch.set_num_threads(1)
+    config()
+    for number in range(1, 1000):
+        child = os.fork()  # nothing has started a thread yet
+        if child == 0:
+            run = folder / f"{number:03d}"
+            run.mkdir()
+            said = os.open(folder / f"{number:03d}.said", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            write = os.write
+            trap = Trap((lambda: os._exit(9)) if how == "die" else _full, removals=how == "die")
+            trap.arm(number)
+            code = 0
+            try:
+                three_phases(run, lambda text: write(said, f"{text}\n".encode()))
+            except CheckpointError as fault:
+                write(said, f"fault {fault}\n".encode())
+                code = 3
+            os._exit(code)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        print(number, code, flush=True)
+        if code == 0:
+            return
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2])
