@@ -195,6 +195,11 @@ class Outbox:
         self._ranks.share(note)
         self.last = entry
 
+    def close(self) -> None:
+        """Lets go of the draw log; safe to call twice."""
+        if self._draws is not None:
+            self._draws.close()
+
     def _newest(self) -> Entry | None:
         folders = sorted(self._folder.glob("phase-??????"))
         return _read(folders[-1]) if folders else None

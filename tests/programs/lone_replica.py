@@ -1,7 +1,7 @@
-"""A replica alone in one process: real books, merge, outbox, report and loop around a closed-form inner loop.
+"""A replica alone in one process: real books, merge, outbox, report, loop; a closed-form trainer.
 
-Tests import it. As a program it puts, settles and puts again, and each time dies, or finds the disk full, at a later
-file operation:
+Tests import it. As a program it puts, settles and puts again, and each time dies, or finds the disk
+full, at a later file operation:
 
     python lone_replica.py FOLDER die|full
 """
@@ -69,9 +69,9 @@ def target(window: int) -> torch.Tensor:
 
 
 class Pull:
-    """`pww.trainer.api.Trainer`: a step pulls theta to its windows' mean target, with momentum 1/2.
+    """`pww.trainer.api.Trainer`: a step pulls theta to its windows' mean target.
 
-    Phases in `nan_in` (the first is 1) leave a nan in theta and in the momentum, as a real one would.
+    It has a momentum of 1/2. Phases in `nan_in` (the first is 1) leave a nan in theta and momentum.
     """
 
     def __init__(self, *, nan_in: tuple[int, ...] = (), batch: int = PLAN.batch_windows) -> None:
@@ -197,6 +197,7 @@ class Lone:
         pending = self.outbox.pending
         self.report.close()
         self.metrics.close()
+        self.outbox.close()
         self.ends.close(() if pending is None else tuple(s.lease for s in pending.offer.spans))
 
 
@@ -249,10 +250,11 @@ def theta_in(folder: Path, round_: int = 0) -> Theta:
     return Theta(round_, path, "f" * 64, None)
 
 
-def three_phases(run: Path, say) -> None:
+def three_phases(run: Path, say, arm) -> None:
     """Put, settle, put, settle, put; says what is promised to be durable by then."""
     theta, trainer = theta_in(run.parent / f"{run.name}-theta"), Pull()
     outbox = Outbox(run, ranks=alone(), codec=get_codec("fp32"), keep=2)
+    arm()
     for lease in LEASES:
         entry = put_one(outbox, trainer, theta, lease)
         say(f"put {entry.offer.delta}")
@@ -262,7 +264,10 @@ def three_phases(run: Path, say) -> None:
 
 
 class Trap:
-    """Acts at the n-th file operation that follows `arm`: just before a name or bytes change."""
+    """Acts at the n-th file operation after `arm`, just before a name or bytes change.
+
+    An act that returns or raises is repeated at every later one, as a full disk does.
+    """
 
     CHANGES = ("os.mkdir", "os.rename", "os.truncate")
     REMOVES = ("os.remove", "os.rmdir")
@@ -270,19 +275,17 @@ class Trap:
     def __init__(self, act, *, removals: bool) -> None:
         self._act, self._left = act, 0
         self._events = self.CHANGES + (self.REMOVES if removals else ())
-        self._write, self._fsync = os.write, os.fsync
-        os.write = self._before(os.write)
-        os.fsync = self._before(os.fsync)
+        os.write, os.fsync = self._before(os.write), self._before(os.fsync)
         sys.addaudithook(self._hook)
 
     def arm(self, number: int) -> None:
         self._left = number
 
     def _count(self) -> None:
-        if self._left:
+        if self._left > 1:
             self._left -= 1
-            if not self._left:
-                self._act()
+        elif self._left == 1:
+            self._act()
 
     def _before(self, function):
         def counted(*args):
@@ -292,36 +295,49 @@ class Trap:
         return counted
 
     def _hook(self, event: str, args) -> None:
-        written = event == "open" and isinstance(args[2], int) and args[2] & (os.O_WRONLY | os.O_RDWR)
-        if self._left and (written or event in self._events):
+        writes = (
+            event == "open" and isinstance(args[2], int) and args[2] & (os.O_WRONLY | os.O_RDWR)
+        )
+        if writes or event in self._events:
             self._count()
+
+
+def _die() -> None:
+    os._exit(9)
 
 
 def _full() -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
+def child(run: Path, how: str, number: int) -> int:
+    """What one child does, and its exit code; `RUN.said` notes what was promised by its end."""
+    said = os.open(run.with_name(f"{run.name}.said"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    write = os.write
+
+    def say(text: str) -> None:
+        write(said, f"{text}\n".encode())
+
+    trap = Trap(_die if how == "die" else _full, removals=how == "die")
+    try:
+        three_phases(run, say, lambda: trap.arm(number))
+    except CheckpointError as fault:
+        say(f"fault {fault}")
+        return 3
+    return 0
+
+
 def main(folder: Path, how: str) -> None:
-    """One child a point, until one gets through; each notes in `POINT.said` what it was promised."""
+    """A child for each point, until one gets through."""
     torch.set_num_threads(1)
     config()
     for number in range(1, 1000):
-        child = os.fork()  # nothing has started a thread yet
-        if child == 0:
-            run = folder / f"{number:03d}"
-            run.mkdir()
-            said = os.open(folder / f"{number:03d}.said", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-            write = os.write
-            trap = Trap((lambda: os._exit(9)) if how == "die" else _full, removals=how == "die")
-            trap.arm(number)
-            code = 0
-            try:
-                three_phases(run, lambda text: write(said, f"{text}\n".encode()))
-            except CheckpointError as fault:
-                write(said, f"fault {fault}\n".encode())
-                code = 3
-            os._exit(code)
-        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        run = folder / f"{number:03d}"
+        run.mkdir()
+        process = os.fork()  # nothing has started a thread yet
+        if process == 0:
+            os._exit(child(run, how, number))
+        code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
         print(number, code, flush=True)
         if code == 0:
             return

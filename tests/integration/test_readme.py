@@ -1,0 +1,119 @@
+"""The README's commands, run as they stand there, and its links followed."""
+
+import json
+import os
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, Project
+
+from pww.log import read_json_lines
+
+README = (ROOT / "README.md").read_text()
+COMMANDS = [
+    line
+    for block in re.findall(r"```bash\n(.*?)```", README, re.DOTALL)
+    for line in block.splitlines()
+    if line
+]
+SETUP = [line for line in COMMANDS if line.startswith("python3 -m venv")]
+PYTHON = [line for line in COMMANDS if line not in SETUP]
+
+
+def words(command: str) -> list[str]:
+    """What follows `python` in a command of the README."""
+    first, *rest = shlex.split(command)
+    assert first == "python", command
+    return rest
+
+
+@pytest.fixture
+def shakespeare(project: Project) -> None:
+    """`data=tinyshakespeare` as a user has it: the real file where it is, else other text."""
+    for folder in (os.environ.get("PWW_DATA", ""), ROOT / "data", ROOT / "../shared/data"):
+        real = Path(folder, "tinyshakespeare", "input.txt").resolve()
+        if folder and real.is_file():
+            project.env["PWW_DATA"] = str(real.parents[1])
+            return
+    from pydoc_data.topics import topics
+
+    path = project.folder / "data" / "tinyshakespeare" / "input.txt"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n\n".join(topics[key] for key in sorted(topics)))
+
+
+def test_the_set_up_is_two_lines_of_which_the_gate_runs_the_install() -> None:
+    install, trains = SETUP[0].rsplit(" && ", 1)
+    again, tests = SETUP[1].rsplit(" && ", 1)
+    assert len(SETUP) == 2
+    assert install == again
+    assert trains == ".venv/bin/python -m pww.train"
+    assert tests == ".venv/bin/python -m pytest"
+    gate = (ROOT / ".ci" / "run").read_text()
+    assert "grep -m1 '^python3 -m venv' README.md" in gate
+    assert "python -m pytest\n" in gate
+
+
+def test_every_link_leads_somewhere() -> None:
+    links = re.findall(r"\]\(([^)]+)\)", README)
+    assert len(links) > 15
+    missing = [link for link in links if not (ROOT / link).exists()]
+    assert not missing
+
+
+def test_every_option_in_the_table_of_groups_exists() -> None:
+    rows = re.findall(r"^\| `(\w+)` \|[^|]*\| (.*?) \|$", README, re.MULTILINE)
+    assert len(rows) == 9
+    for group, options in rows:
+        for option in re.findall(r"`([\w.]+)`", options):
+            if "." not in option or group == "model":
+                assert (ROOT / "conf" / group / f"{option}.yaml").is_file(), (group, option)
+
+
+def test_the_first_command_trains(project: Project) -> None:
+    done = project.run("-m", "pww.train", timeout_s=280)
+    assert done.returncode == 0, done.stderr
+    (run,) = [p for p in project.outputs.iterdir() if (p / "finished").exists()]
+    losses = [r["loss"] for r in read_json_lines(run / "metrics.jsonl") if r["split"] == "eval"]
+    assert losses[-1] < losses[0] - 1.5  # type: ignore[operator]
+
+
+def test_the_commands_that_show_something(project: Project) -> None:
+    shown = [c for c in PYTHON if "--" in c or "dry=true" in c]
+    assert len(shown) == 3
+    for command in shown:
+        done = project.run(*words(command))
+        assert done.returncode == 0, (command, done.stderr)
+        assert done.stdout
+
+
+def test_two_sites_one_central_and_the_audit(project: Project, shakespeare: None) -> None:
+    central, *sites = [c for c in PYTHON if "data=tinyshakespeare" in c]
+    assert len(sites) == 2
+    children = [project.start(*words(central), name="central")]
+    children += [project.start(*words(c), name=c.split()[4]) for c in sites]
+    assert [child.wait(280) for child in children] == [0, 0, 0]
+    (audit,) = [c for c in PYTHON if c.endswith("audit")]
+    done = project.run(*words(audit))
+    assert done.returncode == 0, done.stdout
+    assert re.search(r"exactly once [1-9]\d*, lost 0, doubled 0", done.stdout)
+
+
+def test_the_demonstration_with_a_kill_and_a_late_site(project: Project) -> None:
+    (command,) = [c for c in PYTHON if "pww.demo" in c]
+    done = project.run(*words(command), timeout_s=280)
+    assert done.returncode == 0, done.stderr
+    counted = json.loads(done.stdout.splitlines()[-1])
+    assert counted["committed"] == counted["blocks"] > 0
+    assert counted["duplicates"] == counted["missing"] == 0
+    assert counted["held_out_last"] < counted["held_out_first"]
+    assert "killed b in the middle of a phase" in done.stdout
+    assert "c joins" in done.stdout
+
+
+def test_every_command_was_tried() -> None:
+    tried = [c for c in PYTHON if c == "python -m pww.train" or "pww.demo" in c or "--" in c]
+    tried += [c for c in PYTHON if "dry=true" in c or "audit" in c or "tinyshakespeare" in c]
+    assert set(tried) == set(PYTHON)

@@ -1,0 +1,399 @@
+"""The outbox on a real disk: whole or absent at every write, what resume finds, what a delta is."""
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "programs"))
+
+from lone_replica import (
+    LEASES,
+    PLAN,
+    SHAPES,
+    TOKENS,
+    Never,
+    NoSteps,
+    Pull,
+    alone,
+    put_one,
+    theta_in,
+)
+
+from pww.codec import get_codec
+from pww.errors import CheckpointError
+from pww.log import read_json_lines
+from pww.replica.outbox import NOTHING, Outbox
+from pww.trainer.api import EvalResult
+from pww.transport.payload import PayloadReader
+from pww.transport.tensorfile import TensorReader
+from pww.wire import Verdict
+
+PROGRAMS = Path(__file__).parents[2] / "programs"
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    ranks = alone()
+    yield ranks
+    ranks.close()
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    (tmp_path / "run").mkdir()
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def theta(tmp_path: Path):
+    return theta_in(tmp_path / "theta")
+
+
+@pytest.fixture
+def open_outbox(run, ranks):
+    opened: list[Outbox] = []
+
+    def make(*, keep: int = 2, codec: str = "fp32", at: Path = run) -> Outbox:
+        opened.append(Outbox(at, ranks=ranks, codec=get_codec(codec), keep=keep))
+        return opened[-1]
+
+    yield make
+    for outbox in opened:
+        outbox.close()
+
+
+def merged(entry, round_: int = 1) -> Verdict:
+    return Verdict(delta=entry.offer.delta, outcome="merged", round=round_)
+
+
+def rejected(entry, reason: str = "late") -> Verdict:
+    return Verdict(delta=entry.offer.delta, outcome="rejected", round=0, reason=reason)
+
+
+def names(run: Path) -> list[str]:
+    return sorted(os.listdir(run / "checkpoints"))
+
+
+def put(outbox, trainer, theta, lease=LEASES[0], **more):
+    trainer.load(theta.path)
+    result = trainer.run(
+        PLAN.windows(lease), progress=0.0, progress_end=0.1, on_step=NoSteps(), stop=Never()
+    )
+    told = {"run": "a" * 32, "partial": False, "held_out": None} | more
+    return outbox.put(trainer, theta, result, lease, **told), result
+
+
+# ------------------------------------------------------------------------------ what is in it
+
+
+@pytest.mark.parametrize("codec", ["fp32", "bf16"])
+def test_the_delta_is_theta_outer_minus_theta_inner_exactly(open_outbox, theta, codec) -> None:
+    trainer = Pull()
+    entry, _ = put(open_outbox(codec=codec), trainer, theta)
+    square = size = 0.0
+    reader = PayloadReader(entry.payload, entry.offer.payload)
+    with reader as payload, TensorReader(theta.path) as outer:
+        assert list(payload.shapes) == list(SHAPES)
+        for name in SHAPES:
+            expected = outer.get(name) - trainer.theta[name]
+            square += float(expected.double().square().sum())
+            size += float(outer.get(name).double().square().sum())
+            if codec == "bf16":
+                expected = expected.bfloat16().float()
+            assert torch.equal(payload.tensor(name), expected)
+        assert payload.tensor("weight").abs().min() > 0
+    assert entry.offer.metrics.delta_norm == pytest.approx(square**0.5, rel=1e-12)
+    assert entry.offer.metrics.drift == pytest.approx((square / size) ** 0.5, rel=1e-12)
+
+
+def test_the_offer_tells_what_was_measured(open_outbox, theta, run) -> None:
+    held_out = EvalResult(loss=3.25, tokens=77)
+    entry, result = put(open_outbox(), Pull(), theta, held_out=held_out, partial=True)
+    offer, told = entry.offer, entry.offer.metrics
+    assert (offer.run, offer.replica, offer.base_round) == ("a" * 32, "local/a", 0)
+    assert [(s.lease, s.span) for s in offer.spans] == [(0, LEASES[0].span)]
+    assert (offer.tokens, offer.partial, offer.finite, offer.prev) == (8 * TOKENS, True, True, "")
+    assert (told.steps, told.tokens, told.loss) == (2, 8 * TOKENS, 2.5)
+    assert (told.phase_seconds, told.tokens_per_s) == (2.0, 4.0 * TOKENS)
+    assert (told.held_out_loss, told.held_out_tokens) == (3.25, 77)
+    assert (entry.step, entry.tokens_total, entry.verdict) == (2, 8 * TOKENS, None)
+    assert entry.payload.stat().st_size == offer.payload.size_bytes
+    assert (entry.inner / "step").read_text() == "2"
+    (row,) = read_json_lines(run / "draws.jsonl")
+    assert row == {"delta": offer.delta, "lease": 0, "windows": list(result.drawn)}
+    assert sorted(row["windows"]) == sorted(PLAN.windows(LEASES[0]))
+
+
+def test_what_was_not_evaluated_is_said_so(open_outbox, theta) -> None:
+    for held_out in (None, EvalResult(loss=float("nan"), tokens=5)):
+        entry, _ = put(open_outbox(), Pull(), theta, held_out=held_out)
+        assert entry.offer.metrics.held_out_loss == -1.0
+        assert entry.offer.metrics.held_out_tokens == 0
+        assert type(entry.offer).model_validate_json(entry.offer.model_dump_json()) == entry.offer
+
+
+def test_a_phase_that_took_no_time_has_a_rate_that_can_be_sent(open_outbox, theta) -> None:
+    trainer = Pull()
+    trainer.clock.advance = lambda seconds: None  # a clock too coarse for a phase this short
+    entry, _ = put(open_outbox(), trainer, theta)
+    assert entry.offer.metrics.phase_seconds == 0.0
+    assert entry.offer.metrics.tokens_per_s > 0
+
+
+def test_a_nan_sends_nothing_and_names_the_tensor(open_outbox, theta, run, caplog) -> None:
+    entry, _ = put(open_outbox(), Pull(nan_in=(1,)), theta)
+    assert (entry.offer.finite, entry.offer.payload) == (False, NOTHING)
+    assert sorted(p.name for p in entry.folder.iterdir()) == ["entry.json", "inner"]
+    assert "phase-000000" in caplog.text
+    assert "tensor weight" in caplog.text
+    assert names(run) == ["phase-000000"]
+    # the blocks of the phase are the same promise as any other's
+    assert read_json_lines(run / "draws.jsonl")[0]["delta"] == entry.offer.delta
+
+
+def test_a_loss_of_nan_makes_the_delta_unusable_too(open_outbox, theta, caplog) -> None:
+    class Lost(Pull):
+        def run(self, *args, **told):
+            return replace(super().run(*args, **told), loss=float("inf"))
+
+    entry, _ = put(open_outbox(), Lost(), theta)
+    assert (entry.offer.finite, entry.offer.payload) == (False, NOTHING)
+    assert not entry.payload.exists()
+    assert "loss inf" in caplog.text
+
+
+# ---------------------------------------------------------------------- pending, merged, prev
+
+
+def test_pending_merged_and_prev_follow_the_verdicts(open_outbox, theta) -> None:
+    outbox, trainer = open_outbox(), Pull()
+    assert (outbox.last, outbox.pending, outbox.merged) == (None, None, "")
+    first, _ = put(outbox, trainer, theta)
+    assert (outbox.pending, outbox.merged) == (first, "")
+    outbox.settle(merged(first))
+    assert (outbox.pending, outbox.merged) == (None, first.offer.delta)
+    second, _ = put(outbox, trainer, theta, LEASES[1])
+    assert second.offer.prev == outbox.merged == first.offer.delta
+    outbox.settle(rejected(second))
+    assert (outbox.pending, outbox.merged) == (None, first.offer.delta)
+    third, _ = put(outbox, trainer, theta, LEASES[2])
+    assert third.offer.prev == first.offer.delta
+    assert third.tokens_total == 3 * 8 * TOKENS
+    assert len({e.offer.delta for e in (first, second, third)}) == 3
+
+
+def test_settling_drops_the_payload_and_keeps_the_rest(open_outbox, theta) -> None:
+    outbox = open_outbox()
+    entry, _ = put(outbox, Pull(), theta)
+    outbox.settle(merged(entry))
+    assert sorted(p.name for p in entry.folder.iterdir()) == ["entry.json", "inner"]
+
+
+def test_resume_finds_the_newest_and_its_verdict(open_outbox, theta) -> None:
+    outbox, trainer = open_outbox(), Pull()
+    first, _ = put(outbox, trainer, theta)
+    outbox.settle(merged(first))
+    again = open_outbox()
+    assert again.last == outbox.last
+    assert (again.pending, again.merged) == (None, first.offer.delta)
+    second, _ = put(again, trainer, theta, LEASES[1])
+    assert open_outbox().pending == second
+    assert second.step == 4
+
+
+def test_only_the_newest_are_kept(open_outbox, theta, run) -> None:
+    outbox, trainer = open_outbox(keep=3), Pull()
+    for number in range(5):
+        entry, _ = put(outbox, trainer, theta, LEASES[number % 3])
+        outbox.settle(merged(entry, number + 1))
+        assert names(run) == [f"phase-{n:06d}" for n in range(max(0, number - 2), number + 1)]
+    deltas = [row["delta"] for row in read_json_lines(run / "draws.jsonl")]
+    assert len(set(deltas)) == 5, "the draw log is complete whatever is kept"
+
+
+# -------------------------------------------------------------------------------- damage
+
+
+def test_an_entry_that_cannot_be_read_is_named(open_outbox, theta, run) -> None:
+    entry, _ = put(open_outbox(), Pull(), theta)
+    file = entry.folder / "entry.json"
+    good = json.loads(file.read_text())
+    rows = [[], {}, good | {"verdict": {}}, good | {"step": None}, good | {"offer": 1}]
+    rows.append({key: value for key, value in good.items() if key != "tokens_total"})
+    for bad in (b"", b"{", b"\xff", *(json.dumps(row).encode() for row in rows)):
+        file.write_bytes(bad)
+        with pytest.raises(CheckpointError, match=f"{entry.folder} cannot be read .* remove it"):
+            open_outbox()
+    file.unlink()
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        open_outbox()
+
+
+def test_a_part_is_swept(open_outbox, theta, run) -> None:
+    entry, _ = put(open_outbox(), Pull(), theta)
+    part = run / "checkpoints" / "phase-000001.part"
+    (part / "inner").mkdir(parents=True)
+    (part / "entry.json").write_text("{}")
+    assert open_outbox().last == entry
+    assert names(run) == ["phase-000000"]
+
+
+def test_an_inner_state_that_cannot_be_saved_leaves_no_part(open_outbox, theta, run) -> None:
+    class Broken(Pull):
+        def save_inner(self, folder: Path) -> None:
+            folder.mkdir()
+            raise CheckpointError("the disk said no")
+
+    outbox = open_outbox()
+    entry, _ = put(outbox, Pull(), theta)
+    with pytest.raises(
+        CheckpointError, match=r"cannot write .*phase-000001: the disk said no\. .*"
+    ):
+        put(outbox, Broken(), theta, LEASES[1])
+    assert names(run) == ["phase-000000"]
+    assert outbox.last == entry
+
+
+# ------------------------------------------------------------------- crashes and full disks
+
+
+def points(folder: Path, how: str) -> dict[int, int]:
+    """Runs the program; its exit code at each point."""
+    done = subprocess.run(
+        [sys.executable, str(PROGRAMS / "lone_replica.py"), str(folder), how],
+        capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
+    return {int(a): int(b) for a, b in (line.split() for line in done.stdout.splitlines())}
+
+
+def check_whole_or_absent(run: Path, open_outbox, said: list[list[str]]) -> None:
+    """Folders are whole, the newest is what was promised or newer, and its draws are on record."""
+    outbox = open_outbox(at=run)
+    drawn = {row["delta"]: row["windows"] for row in read_json_lines(run / "draws.jsonl")}
+    folders = sorted((run / "checkpoints").iterdir())
+    assert all(len(folder.name) == len("phase-000000") for folder in folders), "a part is left"
+    ids = []
+    for folder in folders:
+        row = json.loads((folder / "entry.json").read_text())
+        delta, verdict = row["offer"]["delta"], row["verdict"]
+        ids.append(delta)
+        lease = LEASES[int(folder.name[-1])]
+        assert sorted(drawn[delta]) == sorted(PLAN.windows(lease))
+        Pull().load_inner(folder / "inner")
+        if verdict is None:
+            info = json.dumps(row["offer"]["payload"])
+            with PayloadReader(
+                folder / "delta.safetensors", NOTHING.model_validate_json(info)
+            ) as payload:
+                assert list(payload.shapes) == list(SHAPES)
+    put_ids = [delta for verb, delta in said if verb == "put"]
+    settled = [delta for verb, delta in said if verb == "settled"]
+    if put_ids:
+        assert ids[ids.index(put_ids[-1]) :][1:] in ([], ids[-1:]), "at most one newer"
+        assert ids[-2:-1] in ([], put_ids[-1:], put_ids[-2:-1]), "the one before it is intact"
+    if outbox.last is None:
+        assert not put_ids
+        return
+    if settled and ids[-1] == settled[-1]:
+        assert outbox.last.verdict is not None
+        assert outbox.merged == settled[-1]
+    if put_ids[len(settled) :] and ids[-1] == put_ids[-1]:
+        verdict = outbox.last.verdict
+        assert verdict is None or verdict.delta == put_ids[-1]
+
+
+def said_at(folder: Path, number: int) -> list[list[str]]:
+    lines = (folder / f"{number:03d}.said").read_text().splitlines()
+    return [line.split(" ", 1) for line in lines]
+
+
+def test_a_death_at_any_write_leaves_phases_whole_or_absent(tmp_path, open_outbox, theta) -> None:
+    codes = points(tmp_path, "die")
+    assert len(codes) > 50
+    assert set(codes.values()) == {9, 0}
+    for number in codes:
+        run = tmp_path / f"{number:03d}"
+        check_whole_or_absent(run, open_outbox, said_at(tmp_path, number))
+        outbox = open_outbox(at=run)
+        before = names(run)
+        if outbox.pending is not None:
+            outbox.settle(merged(outbox.pending, 9))
+        entry = put_one(outbox, Pull(), theta, LEASES[0])  # and it goes on from there
+        assert names(run) == [*before[-1:], entry.folder.name]
+
+
+def test_a_full_disk_at_any_write_is_told_and_what_was_before_is_intact(
+    tmp_path, open_outbox
+) -> None:
+    codes = points(tmp_path, "full")
+    assert len(codes) > 50
+    assert set(codes.values()) == {3, 0}
+    for number, code in codes.items():
+        run, said = tmp_path / f"{number:03d}", said_at(tmp_path, number)
+        if code:
+            ((_, fault),) = [line for line in said if line[0] == "fault"]
+            assert "cannot write" in fault
+            assert "No space left on device" in fault
+            assert f"resume={run}" in fault
+            left = [name for name in names(run) if name.endswith(".part")]
+            assert not left
+            said.pop()
+            assert not list(run.rglob("*.part"))
+        check_whole_or_absent(run, open_outbox, said)
+
+
+LIMITED = """
+import resource, sys
+from pathlib import Path
+sys.path.insert(0, {programs!r})
+from lone_replica import *
+run = Path(sys.argv[1])
+theta, trainer = theta_in(run.parent / "theta"), Pull()
+outbox = Outbox(run, ranks=alone(), codec=get_codec("fp32"), keep=2)
+entry = put_one(outbox, trainer, theta, LEASES[0])
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), resource.RLIM_INFINITY))
+try:
+    put_one(outbox, trainer, theta, LEASES[1])
+except CheckpointError as fault:
+    print(fault)
+    os._exit(3)
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("limit", [0, 150, 300, 700])
+def test_a_file_that_may_not_grow(run, open_outbox, limit: int) -> None:
+    """The kernel cuts a write short before it refuses: no draw and no payload is half there."""
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED.format(programs=str(PROGRAMS)), str(run), str(limit)],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 3, done.stderr
+    assert f"resume={run}" in done.stdout
+    assert "File too large" in done.stdout
+    assert names(run) == ["phase-000000"]
+    outbox = open_outbox()
+    assert outbox.pending is not None
+    with PayloadReader(outbox.last.payload, outbox.last.offer.payload):
+        pass
+    deltas = [row["delta"] for row in read_json_lines(run / "draws.jsonl")]
+    assert deltas[0] == outbox.last.offer.delta
+    assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] == resource.RLIM_INFINITY
+
+
+def test_every_tensor_is_gathered_whatever_rank_0_found(open_outbox, theta, run) -> None:
+    """Other ranks take part in each gather: a rank 0 that stopped early would let them wait."""
+    outbox, trainer = open_outbox(), Pull(nan_in=(1,))
+    put(outbox, trainer, theta)
+    assert trainer.gathered == len(SHAPES)
+    (run / "checkpoints" / "phase-000001.part").write_text("in the way")
+    with pytest.raises(CheckpointError, match="cannot write"):
+        put(outbox, trainer, theta, LEASES[1])
+    assert trainer.gathered == 2 * len(SHAPES)
