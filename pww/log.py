@@ -56,14 +56,23 @@ class JsonLines:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("a+b", buffering=0)
         size = self._file.seek(0, os.SEEK_END)
+        self._torn = False
         if size:
             self._file.seek(size - 1)
-            if self._file.read(1) != b"\n":
-                self._file.write(b"\n")
+            self._torn = self._file.read(1) != b"\n"
 
     def write(self, row: dict[str, object], *, durable: bool = False) -> None:
-        """Appends one row; `durable` returns only when it is on disk."""
-        self._file.write(json.dumps(row, allow_nan=True).encode() + b"\n")
+        """Appends one row; `durable` returns only when it is on disk.
+
+        Raises:
+            OSError: the disk is full, say; this row is lost and no other.
+        """
+        line = json.dumps(row, allow_nan=True).encode() + b"\n"
+        rest = memoryview(b"\n" + line if self._torn else line)
+        while rest:  # a disk that gets full takes a part first and refuses the rest
+            taken = self._file.write(rest)
+            self._torn = taken < len(rest)
+            rest = rest[taken:]
         if durable:
             os.fsync(self._file.fileno())
 

@@ -42,6 +42,10 @@ NOTHING = PayloadInfo(
 """The payload of a delta that is not finite: no bytes (their SHA-256)."""
 
 
+MAX_RATE = 1e9
+"""Tokens per second that a message can tell; a phase can be shorter than the clock's tick."""
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
     """One phase, done and durable. `tokens_total` and `step` count over the replica's life."""
@@ -75,8 +79,9 @@ class Outbox:
             self._folder.mkdir(parents=True, exist_ok=True)
             for part in self._folder.glob("*.part"):
                 shutil.rmtree(part)
-            self._draws = JsonLines(run / "draws.jsonl")
         self.last = ranks.share(self._newest)
+        if ranks.rank == 0:
+            self._draws = JsonLines(run / "draws.jsonl")
 
     @property
     def pending(self) -> Entry | None:
@@ -117,6 +122,8 @@ class Outbox:
         if self._ranks.rank == 0:
             try:
                 part.mkdir()
+                if not math.isfinite(result.loss):
+                    raise PayloadError(f"its loss is {result.loss}")
                 payload = write_payload(
                     part / "delta.safetensors", iter(differences), trainer.shapes(), self._codec
                 )
@@ -136,13 +143,16 @@ class Outbox:
             self._discard(part)
             raise _cannot_write(final, why) from why
 
+        if held_out is not None and not math.isfinite(held_out.loss):
+            held_out = None  # a message carries numbers only
+
         def finish() -> Entry:
             metrics = PhaseMetrics(
                 steps=result.steps,
                 tokens=result.tokens,
                 loss=result.loss if math.isfinite(result.loss) else 0.0,
                 phase_seconds=result.seconds,
-                tokens_per_s=result.tokens / max(result.seconds, 1e-9),
+                tokens_per_s=min(result.tokens / max(result.seconds, 1e-9), MAX_RATE),
                 drift=drift,
                 delta_norm=norm,
                 held_out_loss=-1.0 if held_out is None else held_out.loss,
@@ -184,13 +194,21 @@ class Outbox:
         return self.last
 
     def settle(self, verdict: Verdict) -> None:
-        """Notes the verdict durably; the payload is no longer needed. Collective."""
+        """Notes the verdict durably; the payload is no longer needed. Collective.
+
+        Raises:
+            CheckpointError: it could not be noted; a resumed run offers the delta again, and its id
+                counts once.
+        """
         assert self.last is not None
         entry = replace(self.last, verdict=verdict)
 
         def note() -> None:
-            _write(entry)
-            entry.payload.unlink(missing_ok=True)
+            try:
+                _write(entry)
+                entry.payload.unlink(missing_ok=True)
+            except OSError as why:
+                raise _cannot_write(entry.folder, why) from why
 
         self._ranks.share(note)
         self.last = entry
@@ -205,8 +223,14 @@ class Outbox:
         return _read(folders[-1]) if folders else None
 
     def _collect(self) -> None:
+        """Removes the oldest phases, each in one instant: a part is swept on opening."""
         for old in sorted(self._folder.glob("phase-??????"))[: -self._keep]:
-            shutil.rmtree(old)
+            part = old.with_name(old.name + ".part")
+            try:
+                old.rename(part)
+                shutil.rmtree(part)
+            except OSError as why:
+                log.warning("%s is not needed any more and cannot be removed: %s", old, why)
 
     def _discard(self, part: Path) -> None:
         if self._ranks.rank == 0:
@@ -276,6 +300,7 @@ def _read(folder: Path) -> Entry:
             verdict=None if verdict is None else Verdict.model_validate_json(json.dumps(verdict)),
         )
     except (OSError, ValueError, KeyError, TypeError) as why:
+        reason = str(why).partition("\n")[0]  # pydantic's goes on for many lines
         raise CheckpointError(
-            f"{folder} cannot be read ({why}): remove it to go on from the phase before it"
+            f"{folder} cannot be read ({reason}): remove it to go on from the phase before it"
         ) from why

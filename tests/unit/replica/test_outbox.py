@@ -35,7 +35,9 @@ from pww.transport.payload import PayloadReader
 from pww.transport.tensorfile import TensorReader
 from pww.wire import Verdict
 
-PROGRAMS = Path(__file__).parents[2] / "programs"
+ROOT = Path(__file__).parents[3]
+PROGRAMS = ROOT / "tests" / "programs"
+ENV = {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
 @pytest.fixture(scope="module")
@@ -166,7 +168,7 @@ def test_a_loss_of_nan_makes_the_delta_unusable_too(open_outbox, theta, caplog) 
     entry, _ = put(open_outbox(), Lost(), theta)
     assert (entry.offer.finite, entry.offer.payload) == (False, NOTHING)
     assert not entry.payload.exists()
-    assert "loss inf" in caplog.text
+    assert "loss is inf" in caplog.text
 
 
 # ---------------------------------------------------------------------- pending, merged, prev
@@ -268,7 +270,7 @@ def points(folder: Path, how: str) -> dict[int, int]:
     """Runs the program; its exit code at each point."""
     done = subprocess.run(
         [sys.executable, str(PROGRAMS / "lone_replica.py"), str(folder), how],
-        capture_output=True, text=True, timeout=120, check=True,
+        capture_output=True, text=True, timeout=120, check=True, env=ENV,
     )  # fmt: skip
     return {int(a): int(b) for a, b in (line.split() for line in done.stdout.splitlines())}
 
@@ -373,7 +375,7 @@ def test_a_file_that_may_not_grow(run, open_outbox, limit: int) -> None:
     """The kernel cuts a write short before it refuses: no draw and no payload is half there."""
     done = subprocess.run(
         [sys.executable, "-c", LIMITED.format(programs=str(PROGRAMS)), str(run), str(limit)],
-        capture_output=True, text=True, timeout=60, check=False,
+        capture_output=True, text=True, timeout=60, check=False, env=ENV,
     )  # fmt: skip
     assert done.returncode == 3, done.stderr
     assert f"resume={run}" in done.stdout
