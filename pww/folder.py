@@ -14,10 +14,16 @@ def owned(folder: Path, *, remedy: str) -> Iterator[None]:
     """Holds `folder` for this process; the kernel lets go of it however the process ends.
 
     Raises:
-        StateError: another live process holds it; `remedy` says what to do.
+        StateError: another live process holds it (`remedy` says what to do), or it cannot be made.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as why:
+        raise StateError(
+            f"{folder} cannot be used: {why}; make room for it there, or set run.root to a folder "
+            "that you may write to"
+        ) from why
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

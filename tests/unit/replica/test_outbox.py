@@ -2,7 +2,6 @@
 
 import json
 import os
-import resource
 import subprocess
 import sys
 from dataclasses import replace
@@ -318,7 +317,7 @@ def said_at(folder: Path, number: int) -> list[list[str]]:
 
 def test_a_death_at_any_write_leaves_phases_whole_or_absent(tmp_path, open_outbox, theta) -> None:
     codes = points(tmp_path, "die")
-    assert len(codes) > 50
+    assert len(codes) > 40
     assert set(codes.values()) == {9, 0}
     for number in codes:
         run = tmp_path / f"{number:03d}"
@@ -335,7 +334,7 @@ def test_a_full_disk_at_any_write_is_told_and_what_was_before_is_intact(
     tmp_path, open_outbox
 ) -> None:
     codes = points(tmp_path, "full")
-    assert len(codes) > 50
+    assert len(codes) > 40
     assert set(codes.values()) == {3, 0}
     for number, code in codes.items():
         run, said = tmp_path / f"{number:03d}", said_at(tmp_path, number)
@@ -351,43 +350,20 @@ def test_a_full_disk_at_any_write_is_told_and_what_was_before_is_intact(
         check_whole_or_absent(run, open_outbox, said)
 
 
-LIMITED = """
-import resource, sys
-from pathlib import Path
-sys.path.insert(0, {programs!r})
-from lone_replica import *
-run = Path(sys.argv[1])
-theta, trainer = theta_in(run.parent / "theta"), Pull()
-outbox = Outbox(run, ranks=alone(), codec=get_codec("fp32"), keep=2)
-entry = put_one(outbox, trainer, theta, LEASES[0])
-resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), resource.RLIM_INFINITY))
-try:
-    put_one(outbox, trainer, theta, LEASES[1])
-except CheckpointError as fault:
-    print(fault)
-    os._exit(3)
-os._exit(0)
-"""
-
-
-@pytest.mark.parametrize("limit", [0, 150, 300, 700])
-def test_a_file_that_may_not_grow(run, open_outbox, limit: int) -> None:
+def test_files_that_may_not_grow(tmp_path, open_outbox) -> None:
     """The kernel cuts a write short before it refuses: no draw and no payload is half there."""
-    done = subprocess.run(
-        [sys.executable, "-c", LIMITED.format(programs=str(PROGRAMS)), str(run), str(limit)],
-        capture_output=True, text=True, timeout=60, check=False, env=ENV,
-    )  # fmt: skip
-    assert done.returncode == 3, done.stderr
-    assert f"resume={run}" in done.stdout
-    assert "File too large" in done.stdout
-    assert names(run) == ["phase-000000"]
-    outbox = open_outbox()
-    assert outbox.pending is not None
-    with PayloadReader(outbox.last.payload, outbox.last.offer.payload):
-        pass
-    deltas = [row["delta"] for row in read_json_lines(run / "draws.jsonl")]
-    assert deltas[0] == outbox.last.offer.delta
-    assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] == resource.RLIM_INFINITY
+    codes = points(tmp_path, "short")
+    assert len(codes) > 5
+    assert set(codes.values()) == {3, 0}
+    for number, code in codes.items():
+        run, said = tmp_path / f"{number:03d}", said_at(tmp_path, number)
+        if code:
+            verb, fault = said.pop()
+            assert verb == "fault"
+            assert "File too large" in fault
+            assert f"resume={run}" in fault
+            assert not list(run.rglob("*.part"))
+        check_whole_or_absent(run, open_outbox, said)
 
 
 def test_every_tensor_is_gathered_whatever_rank_0_found(open_outbox, theta, run) -> None:
