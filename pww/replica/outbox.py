@@ -74,6 +74,8 @@ class Outbox:
         self._folder = run / "checkpoints"
         self._ranks, self._codec, self._keep = ranks, codec, keep
         self._draws: JsonLines | None = None
+        self._merged_here = False  # a delta of this process was
+        self._forgotten = False  # this folder's last merged delta is not the central's
         self.last: Entry | None = None
         if ranks.rank == 0:
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -90,8 +92,13 @@ class Outbox:
 
     @property
     def merged(self) -> str:
-        """Id of this replica's last merged delta, "" if none: the next delta's `prev`."""
-        if self.last is None:
+        """Id of this replica's last merged delta, "" if none: the next delta's `prev`.
+
+        "" too once the first delta of this process was rejected: a folder that lost its newest
+        phases names an old one, and every delta after it would be rejected. The central takes ""
+        from a process of which it merged nothing yet.
+        """
+        if self.last is None or self._forgotten:
             return ""
         verdict = self.last.verdict
         merged = verdict is not None and verdict.outcome == "merged"
@@ -212,6 +219,8 @@ class Outbox:
 
         self._ranks.share(note)
         self.last = entry
+        self._merged_here |= verdict.outcome == "merged"
+        self._forgotten = entry.offer.finite and not self._merged_here
 
     def close(self) -> None:
         """Lets go of the draw log; safe to call twice."""

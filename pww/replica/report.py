@@ -132,6 +132,8 @@ class Report:
             )
         self._flush(None)
         told = _measured(entry)
+        if not entry.offer.finite and told["loss"] == 0.0:
+            told["loss"] = math.nan  # a message cannot say so
         self._row = {
             "step": entry.step, "round": verdict.round, "tokens": entry.tokens_total,
             "loss": told.pop("loss"), "base_round": entry.offer.base_round,
@@ -147,8 +149,9 @@ class Report:
         if self._metrics is None or self._row is None:
             return
         row, self._row = self._row, None
-        if theta is not None and theta.report is not None:
-            merge = theta.report
+        merge = None if theta is None else theta.report
+        # whoever pulls late finds the theta of a later merge, which did not take this delta
+        if merge is not None and merge.round == row["round"]:
             row |= {
                 "agreement": merge.agreement, "merged_delta_norm": merge.delta_norm,
                 "avg_delta_norm": merge.avg_delta_norm, "drift_mean": merge.drift_mean,
@@ -215,7 +218,8 @@ class _Bar:
         now = self._clock.monotonic()
         if self._first is None:
             self._first, self._start_s = windows, now
-        rate = (windows - self._first) / max(now - self._start_s, 1e-9)
+        # behind the start where a rejected phase is trained again
+        rate = max(0.0, windows - self._first) / max(now - self._start_s, 1e-9)
         if self._rich is not None:
             self._rich.update(
                 self._task, completed=windows, description=text, rate=f"{rate:.0f} windows/s"

@@ -190,6 +190,27 @@ def test_pending_merged_and_prev_follow_the_verdicts(open_outbox, theta) -> None
     assert len({e.offer.delta for e in (first, second, third)}) == 3
 
 
+def test_a_first_rejection_makes_it_forget_what_only_an_old_folder_says(open_outbox, theta) -> None:
+    outbox, trainer = open_outbox(), Pull(nan_in=(2,))
+    first, _ = put(outbox, trainer, theta)
+    outbox.settle(merged(first))
+    again = open_outbox()  # as of a folder whose newest phases were lost
+    broken, _ = put(again, trainer, theta, LEASES[1])
+    again.settle(rejected(broken, "nan"))
+    trainer.reset_inner()
+    assert again.merged == first.offer.delta, "a nan says nothing about the order"
+    refused, _ = put(again, trainer, theta, LEASES[1])
+    assert refused.offer.prev == first.offer.delta
+    again.settle(rejected(refused, "another one is the last"))
+    taken, _ = put(again, trainer, theta, LEASES[1])
+    assert taken.offer.prev == ""
+    again.settle(merged(taken))
+    after, _ = put(again, trainer, theta, LEASES[2])
+    assert after.offer.prev == taken.offer.delta
+    again.settle(rejected(after))
+    assert again.merged == taken.offer.delta, "this process knows the order by itself"
+
+
 def test_settling_drops_the_payload_and_keeps_the_rest(open_outbox, theta) -> None:
     outbox = open_outbox()
     entry, _ = put(outbox, Pull(), theta)
