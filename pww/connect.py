@@ -100,15 +100,19 @@ def _alone(config: Config, run: Path, start: Start, *, clock: Clock, stop: threa
     state = run / "central"
     state.mkdir(exist_ok=True)
     ledger = Ledger(state / FILE)
-    books = Coordinator(
-        ledger, start.space, darl=config.darl, aggregator_port=0, clock=clock,
-        staleness_window=config.diloco.staleness_window,
-    )  # fmt: skip
-    merger = Aggregator(books, folder=state, diloco=config.diloco, clock=clock)
-    # The run folder is locked: an earlier process of this replica, whatever its end, is not alive.
-    books.evict(config.replica_id)
-    session = _session(books, config, start, node_key="", clock=clock, stop=stop)
-    session.register()
+    try:
+        books = Coordinator(
+            ledger, start.space, darl=config.darl, aggregator_port=0, clock=clock,
+            staleness_window=config.diloco.staleness_window,
+        )  # fmt: skip
+        merger = Aggregator(books, folder=state, diloco=config.diloco, clock=clock)
+        # The run folder is locked: an earlier process of this replica, however it ended, is dead.
+        books.evict(config.replica_id)
+        session = _session(books, config, start, node_key="", clock=clock, stop=stop)
+        session.register()
+    except BaseException:
+        ledger.close()
+        raise
     exchange = InProcessExchange(merger, replica=config.replica_id, seed=start.seed)
 
     def close(keep: tuple[int, ...]) -> None:

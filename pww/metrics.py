@@ -35,6 +35,7 @@ class Metrics:
         config: Mapping[str, object],
     ) -> None:
         self._lines = JsonLines(folder / "metrics.jsonl")
+        self._lossy = False  # the disk refused a row; training goes on without
         self._wandb: Any = None
         if mode != "disabled":
             self._wandb = _start_wandb(
@@ -49,7 +50,12 @@ class Metrics:
         row: dict[str, object] = {
             "split": split, "step": step, "round": round, "tokens": tokens, "loss": loss, **more,
         }  # fmt: skip
-        self._lines.write(row)
+        try:
+            self._lines.write(row)
+        except OSError as fault:
+            if not self._lossy:
+                log.warning("rows are missing in metrics.jsonl from here on: %s", fault)
+            self._lossy = True
         if self._wandb is None:
             return
         flat = {f"{split}/{key}": value for key, value in row.items() if _is_number(value)}

@@ -41,7 +41,8 @@ class AsgiServer:
         self._thread: threading.Thread | None = None
 
     def start(self, app: Any, *, name: str) -> None:
-        """Serves `app` until `stop`; returns when it answers."""
+        """Serves `app` until `stop`, once; returns when it answers."""
+        assert self._server is None, "a server serves once: make another one"
         config = uvicorn.Config(
             app, lifespan="off", access_log=False, log_level="warning", timeout_keep_alive=75,
             timeout_graceful_shutdown=3, ws="none",

@@ -1,0 +1,123 @@
+"""What a process brings along when it registers, and the two ends that it gets."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "programs"))
+
+from lone_replica import LEASES, SHAPES, SPACE, Lone, alone, config, put_one, theta_in
+
+from pww import connect as pww_connect
+from pww.central.audit import audit
+from pww.central.inprocess import InProcessExchange
+from pww.clock import SystemClock
+from pww.connect import Start, connect, versions
+from pww.errors import Refused, StateError
+from pww.lease.space import BlockSpace
+from pww.replica.session import Claims
+from pww.wire import Verdict, model_digest
+
+
+@pytest.fixture(scope="module")
+def group():
+    ranks = alone()
+    yield ranks
+    ranks.close()
+
+
+@pytest.fixture
+def ranks(group):
+    group.asked.clear()
+    return group
+
+
+def start_with(last, tmp_path: Path, space: BlockSpace = SPACE) -> Start:
+    return Start(space, model_digest(SHAPES), tmp_path / "theta0.safetensors", last)
+
+
+@pytest.fixture
+def lone(tmp_path: Path, ranks):
+    lone = Lone(tmp_path / "run", ranks)
+    yield lone
+    lone.close()
+
+
+def test_a_first_start_claims_nothing(tmp_path: Path) -> None:
+    assert start_with(None, tmp_path).claims == Claims()
+
+
+def test_a_pending_entry_claims_its_lease_and_its_delta(lone, tmp_path: Path) -> None:
+    theta = theta_in(tmp_path / "theta", 4)
+    entry = put_one(lone.outbox, lone.trainer, theta, LEASES[1])
+    assert start_with(entry, tmp_path).claims == Claims(
+        run="a" * 32, last_round=4, leases=(LEASES[1].id,), deltas=(entry.offer.delta,)
+    )
+
+
+@pytest.mark.parametrize("outcome", ["merged", "rejected"])
+def test_a_settled_entry_claims_no_lease_any_more(lone, tmp_path: Path, outcome) -> None:
+    entry = put_one(lone.outbox, lone.trainer, theta_in(tmp_path / "theta", 4), LEASES[1])
+    lone.outbox.settle(Verdict(delta=entry.offer.delta, outcome=outcome, round=7))
+    claims = start_with(lone.outbox.last, tmp_path).claims
+    assert claims == Claims(run="a" * 32, last_round=7)
+
+
+def test_alone_the_books_are_in_the_runs_own_folder(lone) -> None:
+    assert isinstance(lone.ends.exchange, InProcessExchange)
+    assert (lone.run / "central" / "ledger.sqlite").is_file()
+    granted = lone.ends.session.acquire(2)
+    assert granted is not None
+    assert (granted.lease.replica, granted.committed_windows) == ("local/a", 0)
+    assert audit(lone.run).leased == 2
+
+
+def test_leases_come_back_at_once_unless_they_are_kept(tmp_path: Path, ranks) -> None:
+    lone = Lone(tmp_path / "run", ranks)
+    kept, given = lone.ends.session.acquire(2), lone.ends.session.acquire(3)
+    assert kept is not None
+    assert given is not None
+    lone.ends.close((kept.lease.id,))
+    lone.metrics.close()
+    lone.outbox.close()
+    assert (audit(lone.run).leased, audit(lone.run).unleased) == (2, 9)
+
+
+def test_a_process_that_was_killed_is_not_waited_for(tmp_path: Path, ranks) -> None:
+    """The run folder's lock says that it is dead: no `detect_s` of silence is needed."""
+    dead = Lone(tmp_path / "run", ranks)
+    first = dead.ends.session.acquire(2)
+    assert first is not None
+    # no goodbye
+    clock = SystemClock()
+    begin = clock.monotonic()
+    again = Lone(tmp_path / "run", ranks)
+    assert clock.monotonic() - begin < config().darl.detect_s
+    second = again.ends.session.acquire(2)
+    assert second is not None
+    assert second.lease.span == first.lease.span
+    again.close()
+    dead.close()
+
+
+def test_another_model_or_corpus_is_refused(tmp_path: Path, ranks) -> None:
+    Lone(tmp_path / "run", ranks).close()
+    clock, run = SystemClock(), tmp_path / "run"
+    other = Start(SPACE, model_digest({"w": (1,)}), run / "theta0.safetensors", None)
+    with pytest.raises(Refused) as model:
+        connect(config(), run, other, clock=clock, stop=ranks.asked)
+    assert model.value.code == "wrong_model"
+    space = BlockSpace(
+        num_windows=43, block_windows=4, seed=1, epochs=1, window_tokens=9, corpus="c" * 64
+    )
+    with pytest.raises(StateError, match="42"):
+        connect(config(), run, start_with(None, run, space), clock=clock, stop=ranks.asked)
+
+
+def test_versions_of_what_decides_a_phase(monkeypatch) -> None:
+    found = versions()
+    assert set(found) == {"pww", "torch", "torchtitan", "tokenizers", "flwr"}
+    assert found["flwr"] == "1.42.0"
+    monkeypatch.setattr(pww_connect, "RECORDED", ("no-such-package",))
+    assert versions() == {"no-such-package": "absent"}
