@@ -33,7 +33,8 @@ Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 """SHA-256 in hex."""
 Count = Annotated[int, Field(ge=0, lt=2**62)]
 Seconds = Annotated[float, Field(ge=0.0, le=1e9, allow_inf_nan=False)]
-Finite = Annotated[float, Field(allow_inf_nan=False)]
+MAX_STOP = 2**62
+"""End of the last position that any index space can have; far inside SQLite's and Python's ends."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -44,8 +45,8 @@ class Span:
     stop: int
 
     def __post_init__(self) -> None:
-        if not 0 <= self.start < self.stop:
-            raise ValueError(f"span [{self.start}, {self.stop}) is empty or negative")
+        if not 0 <= self.start < self.stop <= MAX_STOP:
+            raise ValueError(f"span [{self.start}, {self.stop}) is empty, negative or past 2**62")
 
     def __len__(self) -> int:
         return self.stop - self.start
@@ -106,7 +107,7 @@ class Refusal(Message):
 class Register(Message):
     """First message of a process: who it is, what it would train on, and what it still holds."""
 
-    protocol: int = PROTOCOL
+    protocol: Count = PROTOCOL
     replica: ReplicaId
     incarnation: Token
     node_key: str  # PEM of the EC public key of this incarnation's Flower node ("" for none)
