@@ -25,7 +25,8 @@ from pww import log as pww_log
 from pww.clock import SystemClock
 from pww.config import paths
 from pww.config.load import compose
-from pww.errors import ConfigError, PwwError, StateError
+from pww.errors import ConfigError, PwwError, StateError, Stopped
+from pww.launcher.process import die_with_parent
 from pww.log import read_json_lines
 
 QUICK = (
@@ -36,6 +37,11 @@ QUICK = (
     "evaluation.max_windows=32",
 )
 """Overrides that suit a demonstration: short phases, and a killed site is noticed soon."""
+OURS = (
+    "site", "replica", "run.name", "resume", "dry",
+    "central.url", "central.port", "central.aggregator_port",
+)  # fmt: skip
+"""Keys that the demonstration sets itself: an override of theirs would be ignored."""
 GIVE_UP_S = 600.0
 """No demonstration takes longer; a hang ends in an error instead."""
 
@@ -58,7 +64,7 @@ class Child:
         with log_path.open("wb") as out:
             self._process = subprocess.Popen(
                 command, stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
-                start_new_session=True, cwd=paths.PROJECT,
+                start_new_session=True, cwd=paths.PROJECT, preexec_fn=die_with_parent,
             )  # fmt: skip
 
     def code(self) -> int | None:
@@ -85,10 +91,14 @@ def main(argv: list[str]) -> int:
         print(__doc__)
         return 0
     pww_log.setup()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         plan = parse(argv)
         root = Path(compose(plan.overrides).run.root)
         return _run(plan, paths.PROJECT / root)
+    except KeyboardInterrupt:
+        print("demo: stopped; its processes are ended", file=sys.stderr)
+        return Stopped.exit_code
     except PwwError as fault:
         print(fault, file=sys.stderr)
         return fault.exit_code
@@ -98,18 +108,20 @@ def parse(argv: list[str]) -> Plan:
     """Splits our three keys from the configuration's.
 
     Raises:
-        ConfigError: a value of ours is out of range.
+        ConfigError: a value of ours is out of range, or a key is not the user's to set here.
     """
     ours = {"sites": "2", "kill": "0", "late": "0"}
     rest = []
+    faults = []
     for word in argv:
         key, _, value = word.partition("=")
         if key in ours:
             ours[key] = value
+        elif (key := key.lstrip("+~")) in OURS:
+            faults.append(f"{word}: the demo sets {key} itself; leave it out")
         else:
             rest.append(word)
-    faults = []
-    if not ours["sites"].isdigit() or not 1 <= int(ours["sites"]) <= 8:
+    if ours["sites"] not in "12345678" or len(ours["sites"]) != 1:
         faults.append(f"sites={ours['sites']}: a whole number from 1 to 8")
     faults += [f"{k}={ours[k]}: 0 or 1" for k in ("kill", "late") if ours[k] not in ("0", "1")]
     if not faults and ours["kill"] == "1" and int(ours["sites"]) + int(ours["late"]) < 2:

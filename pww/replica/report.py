@@ -72,6 +72,8 @@ class Report:
     def evaluate(self, theta: Theta, trainer: Trainer) -> EvalResult | None:
         """Held-out loss at `theta`, which the trainer holds, when this round is due. Collective."""
         self._flush(theta)
+        if theta.round == self._evaluated:
+            return None  # it was, and the phase from it was rejected
         if theta.round % self._every and self._evaluated >= 0:
             return None
         return self._evaluate(theta, trainer)

@@ -116,6 +116,7 @@ def test_a_rejected_delta_is_a_row_of_its_own(tmp_path: Path, group) -> None:
     assert "not finite" in row["reason"]
     assert "contributors" not in row, "no merge took it"
     assert [row["round"] for row in outer if row["outcome"] == "merged"] == list(range(1, 7))
+    assert [row["round"] for row in rows(lone, "eval")] == list(range(7)), "once each"
 
 
 def test_a_loss_that_is_no_number_is_not_told_as_zero(tmp_path: Path, group) -> None:
