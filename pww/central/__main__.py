@@ -5,6 +5,7 @@ python -m pww.central audit [FOLDER]            what the ledger says of a run (d
 """
 
 import logging
+import os
 import signal
 import sys
 import threading
@@ -17,6 +18,7 @@ from pww.config.load import run_app
 from pww.config.schema import Config
 from pww.errors import PwwError, StateError, Stopped
 from pww.folder import owned
+from pww.log import read_json_lines
 
 log = logging.getLogger("pww.central")
 IDLE_LINE_S = 30.0
@@ -32,6 +34,12 @@ def main(argv: list[str]) -> int:
 def _audit(argv: list[str]) -> int:
     from pww.central.audit import audit
 
+    if any(word in ("-h", "--help") for word in argv):
+        print(__doc__)
+        return 0
+    if len(argv) > 1:
+        print(f"audit takes one folder at most, not {' '.join(argv)}", file=sys.stderr)
+        return 2
     try:
         folder = Path(argv[0]) if argv else _newest_run(paths.PROJECT / "outputs")
         result = audit(folder)
@@ -44,10 +52,17 @@ def _audit(argv: list[str]) -> int:
 
 
 def _newest_run(root: Path) -> Path:
-    ledgers = sorted(root.glob("*/central/ledger.sqlite"), key=lambda p: p.stat().st_mtime)
+    """The run whose ledger was written last; SQLite writes beside the file while it is open."""
+
+    def written_s(ledger: Path) -> float:
+        wal = ledger.with_name(f"{ledger.name}-wal")  # a reader may leave an empty one
+        files = [ledger, wal] if wal.exists() and wal.stat().st_size else [ledger]
+        return max(file.stat().st_mtime for file in files)
+
+    ledgers = list(root.glob("*/central/ledger.sqlite"))
     if not ledgers:
         raise StateError(f"no run with a ledger in {root}: name its folder, audit FOLDER")
-    return ledgers[-1].parent.parent
+    return max(ledgers, key=written_s).parent.parent
 
 
 def _start(config: Config) -> int:
@@ -114,7 +129,8 @@ def _serve(config: Config, folder: Path, stop: threading.Event) -> None:
         members=link, staleness_window=config.diloco.staleness_window,
     )  # fmt: skip
     aggregator = Aggregator(coordinator, folder=state, diloco=config.diloco, clock=clock)
-    inbox = CentralInbox(coordinator, aggregator, metrics)
+    noted = read_json_lines(folder / "metrics.jsonl")
+    inbox = CentralInbox(coordinator, aggregator, metrics, noted=noted)
     if inbox.finished():
         raise StateError(
             f"run {config.run.name} is complete: {coordinator.round} merges, every block of "
@@ -153,4 +169,8 @@ def _serve(config: Config, folder: Path, stop: threading.Event) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    code = main(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # a server's worker thread may wait for a peer for ever; all that is durable is on disk
+    os._exit(code)

@@ -2,6 +2,7 @@
 
 import logging
 import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -14,12 +15,27 @@ log = logging.getLogger(__name__)
 
 
 class CentralInbox:
-    """The one object that the server loop over Flower talks to."""
+    """The one object that the server loop over Flower talks to.
 
-    def __init__(self, coordinator: Coordinator, aggregator: Aggregator, metrics: Metrics) -> None:
+    `noted` are the rows that the processes before this one wrote: counts go on from there, and a
+    round that was committed just before a death gets its row now.
+    """
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        aggregator: Aggregator,
+        metrics: Metrics,
+        *,
+        noted: Sequence[Mapping[str, object]] = (),
+    ) -> None:
         self._books, self._merger, self._metrics = coordinator, aggregator, metrics
-        self._evaluated: set[int] = set()
-        self._tokens = 0
+        self._evaluated = {int(str(row["round"])) for row in noted if row["split"] == "eval"}
+        outer = [row for row in noted if row["split"] == "outer"]
+        self._tokens = int(str(outer[-1]["tokens"])) if outer else 0
+        newest = coordinator.report()
+        if newest is not None and newest.round not in {row["round"] for row in outer}:
+            self._note(newest)
 
     def live(self) -> tuple[Member, ...]:
         """Members that are heard from."""
@@ -47,6 +63,8 @@ class CentralInbox:
         if payload is not None:
             payload.unlink(missing_ok=True)  # the aggregator has its own copy, durable
         told = offer.metrics
+        if verdict is not None and verdict.outcome == "rejected":
+            return verdict  # it may be of another run, or of a round that never was
         if told.held_out_loss >= 0 and offer.base_round not in self._evaluated:
             self._evaluated.add(offer.base_round)
             self._metrics.row(

@@ -1,0 +1,124 @@
+"""`python -m pww.central audit`: which run, what it prints, and its exit code."""
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "programs"))
+
+from lone_replica import SPACE, Lone, alone, config
+
+from pww.central.__main__ import main
+from pww.central.coordinator import Coordinator
+from pww.central.ledger import Ledger
+from pww.clock import ManualClock
+from pww.config import paths
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> Path:
+    """A run to its end."""
+    ranks = alone()
+    lone = Lone(tmp_path_factory.mktemp("central") / "run", ranks)
+    lone.train()
+    ranks.close()
+    return lone.run
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch) -> Path:
+    monkeypatch.setattr(paths, "PROJECT", tmp_path)
+    (tmp_path / "outputs").mkdir()
+    return tmp_path
+
+
+def begin(run: Path) -> Ledger:
+    """A run that leased nothing yet, its ledger open."""
+    (run / "central").mkdir(parents=True)
+    ledger = Ledger(run / "central" / "ledger.sqlite")
+    Coordinator(ledger, SPACE, darl=config().darl, aggregator_port=0, clock=ManualClock())
+    return ledger
+
+
+def test_a_good_run_is_ok(finished: Path, capsys) -> None:
+    assert main(["audit", str(finished)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"run folder {finished}"
+    assert lines[2] == "exactly once 11, lost 0, doubled 0"
+    assert "local/a: 11 blocks in 6 deltas" in lines[4]
+    assert lines[-1] == "ok"
+
+
+def test_a_run_whose_books_differ_is_not(finished: Path, tmp_path: Path, capsys) -> None:
+    run = shutil.copytree(finished, tmp_path / "run")
+    ledger = Ledger(run / "central" / "ledger.sqlite")
+    with ledger.transaction() as tx:
+        tx.execute("UPDATE deltas SET outcome = 'rejected' WHERE round = 3")
+    ledger.close()
+    assert main(["audit", str(run)]) == 1
+    text = capsys.readouterr().out
+    assert "lost 2" in text
+    assert "books differ" in text
+    assert text.splitlines()[-1] == "NOT ok"
+
+
+@pytest.mark.parametrize("name", ["nothing", "empty"])
+def test_a_folder_without_a_ledger_is_a_sentence(project: Path, capsys, name: str) -> None:
+    (project / "empty").mkdir()
+    assert main(["audit", str(project / name)]) == 1
+    said = capsys.readouterr()
+    (line,) = said.err.splitlines()
+    assert line.startswith(f"no ledger in {project / name}")
+    assert line.endswith(": name the folder of a run that leased something")
+    assert said.out == ""
+
+
+def test_no_run_at_all_is_a_sentence(project: Path, capsys) -> None:
+    assert main(["audit"]) == 1
+    assert capsys.readouterr().err == (
+        f"no run with a ledger in {project / 'outputs'}: name its folder, audit FOLDER\n"
+    )
+
+
+def test_help_is_help(capsys) -> None:
+    assert main(["audit", "--help"]) == 0
+    assert "audit [FOLDER]" in capsys.readouterr().out
+
+
+def test_a_second_folder_is_not_ignored(finished: Path, capsys) -> None:
+    assert main(["audit", str(finished), str(finished)]) == 2
+    said = capsys.readouterr()
+    assert "one folder" in said.err
+    assert said.out == ""
+
+
+def test_the_newest_run_is_the_one_written_last(project: Path, capsys) -> None:
+    """A ledger that is open is written beside its file (WAL): its own time stands still."""
+    old, new = (begin(project / "outputs" / name) for name in ("zz-old", "aa-new"))
+    for number, name in enumerate(("zz-old", "aa-new")):
+        file = project / "outputs" / name / "central" / "ledger.sqlite"
+        for path in file.parent.iterdir():
+            os.utime(path, (1e9 + number, 1e9 + number))
+    (project / "outputs" / "no-run").mkdir()
+    assert main(["audit"]) == 0
+    assert "aa-new" in capsys.readouterr().out
+    # the older one is written to again, while it is open
+    file = project / "outputs" / "zz-old" / "central" / "ledger.sqlite"
+    with old.transaction() as tx:
+        tx.execute("UPDATE run SET created_wall = created_wall + 1")
+    assert file.stat().st_mtime == 1e9
+    assert main(["audit"]) == 0
+    assert "zz-old" in capsys.readouterr().out
+    old.close()
+    new.close()
+
+
+def test_a_run_that_goes_on_is_audited_as_it_stands(project: Path, capsys) -> None:
+    ledger = begin(project / "outputs" / "run")
+    assert main(["audit"]) == 0
+    text = capsys.readouterr().out
+    assert "leased 0, unleased 11" in text
+    ledger.close()

@@ -1,0 +1,321 @@
+"""The central's inbox: what came is handed on, rounds are written down once, nothing is left."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "programs"))
+
+from lone_replica import SHAPES, SPACE, config
+
+from pww.central.aggregator import Aggregator
+from pww.central.coordinator import Coordinator
+from pww.central.inbox import CentralInbox
+from pww.central.ledger import Ledger
+from pww.clock import ManualClock
+from pww.codec import get_codec
+from pww.errors import PayloadError, Refused
+from pww.log import read_json_lines
+from pww.metrics import Metrics
+from pww.transport.payload import write_payload, write_theta
+from pww.wire import (
+    Acquire,
+    Exhausted,
+    Leased,
+    Leave,
+    Offer,
+    PhaseMetrics,
+    Register,
+    Seed,
+    model_digest,
+)
+
+
+class Central:
+    """A central without its ports; `reopen` is a restart."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.clock, self._tokens = folder, ManualClock(100.0), 0
+        self.open()
+
+    def open(self) -> None:
+        state = self.folder / "central"
+        state.mkdir(exist_ok=True)
+        self.ledger = Ledger(state / "ledger.sqlite")
+        self.books = Coordinator(
+            self.ledger, SPACE, darl=config().darl, aggregator_port=1, clock=self.clock
+        )
+        merger = Aggregator(self.books, folder=state, diloco=config().diloco, clock=self.clock)
+        noted = read_json_lines(self.folder / "metrics.jsonl")
+        self.metrics = Metrics(
+            self.folder, project="p", group="g", name="n", wandb_id="i", mode="disabled", config={}
+        )
+        self.inbox = CentralInbox(self.books, merger, self.metrics, noted=noted)
+
+    def close(self) -> None:
+        self.metrics.close()
+        self.ledger.close()
+
+    def reopen(self) -> None:
+        self.close()
+        self.open()
+
+    def rows(self, split: str) -> list[dict]:
+        rows = read_json_lines(self.folder / "metrics.jsonl")
+        return [row for row in rows if row["split"] == split]
+
+    def token(self) -> str:
+        self._tokens += 1
+        return f"{self._tokens:032x}"
+
+    def join(self, replica: str) -> "Site":
+        return Site(self, replica)
+
+
+class Site:
+    """A replica that sends what it is told to."""
+
+    def __init__(self, central: Central, replica: str) -> None:
+        self.central, self.replica, self.incarnation = central, replica, central.token()
+        self.prev = ""
+        central.books.register(
+            Register(
+                replica=replica, incarnation=self.incarnation, node_key="", run="",
+                space=SPACE.info(), model=model_digest(SHAPES), last_round=0,
+            )
+        )  # fmt: skip
+
+    def seed(self) -> Path:
+        path = self.central.folder / "incoming-seed"
+        tensors = [(name, torch.ones(shape)) for name, shape in SHAPES.items()]
+        info = write_theta(path, tensors, SHAPES)
+        self.central.inbox.accept_seed(
+            Seed(
+                run=self.central.books.run, replica=self.replica, incarnation=self.incarnation,
+                model=model_digest(SHAPES), payload=info,
+            ),
+            path,
+        )  # fmt: skip
+        return path
+
+    def acquire(self):
+        return self.central.books.acquire(
+            Acquire(
+                replica=self.replica, incarnation=self.incarnation, key=self.central.token(),
+                num_blocks=2, ttl_s=1e4,
+            )
+        ).answer  # fmt: skip
+
+    def offer(self, lease=None, *, held_out: float = -1.0, loss: float = 2.5, **changes):
+        lease = lease or self.acquire().lease
+        path = self.central.folder / f"incoming-{self.central.token()}"
+        tensors = [(name, torch.full(shape, 0.5)) for name, shape in SHAPES.items()]
+        info = write_payload(path, tensors, SHAPES, get_codec("fp32"))
+        fields = {
+            "run": self.central.books.run, "replica": self.replica,
+            "incarnation": self.incarnation, "delta": self.central.token(), "prev": self.prev,
+            "base_round": self.central.books.round,
+            "spans": (Leased(lease=lease.id, span=lease.span),), "tokens": 64, "partial": False,
+            "finite": True, "payload": info,
+            "metrics": PhaseMetrics(
+                steps=2, tokens=64, loss=loss, phase_seconds=2.0, tokens_per_s=32.0,
+                held_out_loss=held_out, held_out_tokens=100 if held_out >= 0 else 0,
+            ),
+        } | changes  # fmt: skip
+        return Offer(**fields), path
+
+    def deliver(self, **changes):
+        offer, path = self.offer(**changes)
+        verdict = self.central.inbox.accept_offer(offer, path)
+        assert not path.exists()
+        if verdict is None:
+            self.prev = offer.delta
+        return verdict
+
+    def leave(self) -> None:
+        self.central.books.leave(Leave(replica=self.replica, incarnation=self.incarnation))
+
+
+@pytest.fixture
+def central(tmp_path: Path):
+    central = Central(tmp_path)
+    yield central
+    central.close()
+
+
+@pytest.fixture
+def sites(central: Central) -> list[Site]:
+    sites = [central.join(f"local/{c}") for c in "ab"]
+    sites[0].seed()
+    return sites
+
+
+def test_a_run_from_seed_to_end_is_written_down_round_by_round(central: Central, caplog) -> None:
+    caplog.set_level("INFO", logger="pww.central")
+    assert central.inbox.needs_seed()
+    a, b = central.join("local/a"), central.join("local/b")
+    assert {member.replica for member in central.inbox.live()} == {"local/a", "local/b"}
+    assert not a.seed().exists(), "what came in is removed"
+    assert not central.inbox.needs_seed()
+    assert "theta(0) came from local/a" in caplog.text
+    for _ in range(3):
+        assert a.deliver(held_out=3.0, loss=2.0) is None
+        central.inbox.tick()
+        answer = b.acquire()
+        if not isinstance(answer, Exhausted):
+            assert b.deliver(lease=answer.lease, held_out=3.0, loss=4.0) is None
+        central.inbox.tick()
+    assert central.books.exhausted()
+    assert not central.inbox.finished(), "somebody must be told first"
+    a.leave()
+    b.leave()
+    central.inbox.tick()
+    assert central.inbox.finished()
+    outer = central.rows("outer")
+    assert [row["round"] for row in outer] == [row["step"] for row in outer]
+    assert [row["round"] for row in outer] == list(range(1, central.books.round + 1))
+    assert [row["tokens"] for row in outer] == [
+        sum(row["merge_tokens"] for row in outer[: n + 1]) for n in range(len(outer))
+    ]
+    assert outer[-1]["tokens"] == 6 * 64
+    assert {tuple(row["merged"]) for row in outer} <= {
+        ("local/a",), ("local/b",), ("local/a", "local/b"),
+    }  # fmt: skip
+    assert caplog.text.count("blocks committed") == len(outer)
+    assert "11 of 11 blocks committed" in caplog.text
+
+
+def test_a_round_is_written_once_with_what_its_merge_said(central, sites) -> None:
+    a, b = sites
+    offers = [a.offer(loss=2.0), b.offer(loss=4.0)]
+    for offer, path in offers:
+        assert central.inbox.accept_offer(offer, path) is None
+    for _ in range(3):
+        central.inbox.tick()
+    (row,) = central.rows("outer")
+    assert (row["round"], row["tokens"], row["merge_tokens"], row["loss"]) == (1, 128, 128, 3.0)
+    assert row["merged"] == ["local/a", "local/b"]
+    assert row["agreement"] == pytest.approx(1.0)
+    report = central.books.report()
+    assert report is not None
+    assert row["delta_norm"] == report.delta_norm
+
+
+def test_held_out_losses_are_written_once_a_round(central, sites) -> None:
+    a, b = sites
+    a.deliver(held_out=3.0)
+    b.deliver(held_out=3.5)
+    central.inbox.tick()
+    a.deliver()
+    b.deliver(held_out=2.5)
+    central.inbox.tick()
+    rows = central.rows("eval")
+    assert [(row["round"], row["loss"]) for row in rows] == [(0, 3.0), (1, 2.5)]
+    assert [(row["step"], row["tokens"]) for row in rows] == [(0, 0), (1, 128)]
+    assert rows[1]["perplexity"] == pytest.approx(12.182493960703473)
+    assert rows[1]["held_out_tokens"] == 100
+
+
+def test_who_is_turned_away_writes_nothing(central, sites) -> None:
+    a, _ = sites
+    offer, path = a.offer(held_out=99.0, incarnation="f" * 32)
+    verdict = central.inbox.accept_offer(offer, path)
+    assert verdict is not None
+    assert (verdict.outcome, path.exists()) == ("rejected", False)
+    offer, path = a.offer(held_out=99.0, base_round=50)
+    verdict = central.inbox.accept_offer(offer, path)
+    assert verdict is not None
+    assert "the central is at 0" in verdict.reason
+    assert central.rows("eval") == []
+    a.deliver(held_out=3.0)
+    assert [row["loss"] for row in central.rows("eval")] == [3.0]
+
+
+def test_the_same_delta_again_is_one_delta(central, sites) -> None:
+    a, b = sites
+    held = b.acquire().lease  # a round that waits for b
+    offer, path = a.offer(held_out=3.0)
+    kept = path.read_bytes()
+    assert central.inbox.accept_offer(offer, path) is None
+    path.write_bytes(kept)
+    assert central.inbox.accept_offer(offer, path) is None
+    b.deliver(lease=held)
+    central.inbox.tick()
+    path.write_bytes(kept)
+    verdict = central.inbox.accept_offer(offer, path)
+    assert verdict is not None
+    assert (verdict.outcome, verdict.round) == ("merged", 1)
+    assert not path.exists()
+    assert len(central.rows("eval")) == len(central.rows("outer")) == 1
+
+
+def test_a_nan_that_sends_no_payload_has_its_verdict_at_once(central, sites) -> None:
+    from pww.replica.outbox import NOTHING
+
+    offer, _ = sites[0].offer(finite=False, payload=NOTHING)
+    verdict = central.inbox.accept_offer(offer, None)
+    assert verdict is not None
+    assert (verdict.outcome, verdict.delta) == ("rejected", offer.delta)
+    central.inbox.tick()
+    assert central.rows("outer") == []
+
+
+def test_a_fault_is_the_senders_and_costs_nothing(central, sites) -> None:
+    a, _ = sites
+    offer, path = a.offer(held_out=3.0)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1])
+    with pytest.raises(PayloadError, match="announced"):
+        central.inbox.accept_offer(offer, path)
+    assert central.rows("eval") == []
+    path.write_bytes(whole)
+    assert central.inbox.accept_offer(offer, path) is None
+    assert [row["loss"] for row in central.rows("eval")] == [3.0]
+
+
+def test_before_theta_0_a_delta_is_refused_and_a_phase_is_not_offered(central) -> None:
+    a = central.join("local/a")
+    offer, path = a.offer(held_out=3.0)
+    with pytest.raises(Refused, match=r"before theta\(0\)"):
+        central.inbox.accept_offer(offer, path)
+    invitation, payload = central.inbox.invitation("local/a", "seed")
+    assert (invitation.kind, payload) == ("seed", None)
+    a.seed()
+    invitation, payload = central.inbox.invitation("local/a", "phase")
+    assert (invitation.round, invitation.run) == (0, central.books.run)
+    assert payload is not None
+    assert payload.stat().st_size == invitation.payload.size_bytes
+
+
+def test_a_restart_goes_on_counting(central, sites) -> None:
+    a, b = sites
+    a.deliver(held_out=3.0)
+    b.deliver()
+    central.inbox.tick()
+    central.reopen()
+    a.deliver(held_out=2.0)
+    b.deliver(held_out=2.1)
+    central.inbox.tick()
+    assert [row["tokens"] for row in central.rows("outer")] == [128, 256]
+    assert [(row["round"], row["tokens"]) for row in central.rows("eval")] == [(0, 0), (1, 128)]
+
+
+def test_a_round_that_closed_just_before_a_death_is_written_by_the_next_process(
+    central, sites
+) -> None:
+    a, b = sites
+    for site in (a, b):
+        site.deliver(held_out=3.0)
+    central.inbox._merger.maybe_close()  # and the process dies before it writes the row
+    assert central.rows("outer") == []
+    central.reopen()
+    (row,) = central.rows("outer")
+    assert (row["round"], row["tokens"]) == (1, 128)
+    central.reopen()
+    a.deliver(held_out=3.0)
+    b.deliver()
+    central.inbox.tick()
+    assert [row["round"] for row in central.rows("outer")] == [1, 2]
+    assert [row["round"] for row in central.rows("eval")] == [0, 1]
