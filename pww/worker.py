@@ -95,6 +95,7 @@ def _train(
     clock = SystemClock()
     init_ranks(config)
     ranks = Ranks()
+    stack.callback(ranks.close)
     ranks.handle_signals()
 
     def open_corpus() -> Corpus:
@@ -119,6 +120,8 @@ def _train(
     stack.callback(trainer.close)
     codec = get_codec(config.codec.kind)
     outbox = Outbox(run, ranks=ranks, codec=codec, keep=config.checkpoint.keep)
+    stack.callback(outbox.close)
+    stack.callback(outbox.close)
     if outbox.last is not None:
         trainer.load_inner(outbox.last.inner)
     seed = run / "theta0.safetensors"
@@ -131,7 +134,6 @@ def _train(
     ends = built[0] if built else None
     metrics = None
     if ends is not None:
-        stack.callback(lambda: ends.close(_unsent(outbox)))
         metrics = Metrics(
             run,
             project=config.metrics.wandb.project,
@@ -142,6 +144,7 @@ def _train(
             config=config.model_dump(mode="json"),
         )
         stack.callback(metrics.close)
+        stack.callback(lambda: ends.close(_unsent(outbox)))  # the goodbye first: wandb may be slow
     report = Report(
         run, metrics=metrics, outbox=outbox, plan=plan, every_rounds=config.evaluation.every_rounds,
         clock=clock,
@@ -160,7 +163,13 @@ def _train(
     report.close()
     if ranks.rank == 0:
         summary = report.summary(ended=f"corpus {config.data.name} is exhausted")
-        write_durably(run / paths.FINISHED, f"{summary}\n".encode())
+        try:
+            write_durably(run / paths.FINISHED, f"{summary}\n".encode())
+        except OSError as why:
+            raise CheckpointError(
+                f"cannot write {run / paths.FINISHED}: {why}; all is trained, make room and start "
+                "again to note it"
+            ) from why
         print(summary, flush=True)
 
 
@@ -172,18 +181,13 @@ def _unsent(outbox: "Outbox") -> tuple[int, ...]:
 
 def _write_seed(trainer: "Trainer", path: Path, ranks: "Ranks") -> None:
     """theta(0) as this replica would start it, in case the central asks for it. Collective."""
-    import torch
-
-    from pww.transport.tensorfile import TensorWriter
+    from pww.transport.payload import write_theta
 
     tensors = trainer.tensors()
     fault: PwwError | None = None
     if ranks.rank == 0:
-        layout = {name: (torch.float32, tuple(s)) for name, s in trainer.shapes().items()}
         try:
-            with TensorWriter(path, layout, metadata={}) as writer:
-                for name, tensor in tensors:
-                    writer.add(name, tensor)
+            write_theta(path, tensors, trainer.shapes())
         except OSError as why:
             fault = CheckpointError(f"cannot write {path}: {why}; make room and start again")
     for _ in tensors:
