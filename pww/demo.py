@@ -169,7 +169,7 @@ def _run(plan: Plan, root: Path) -> int:
                 started[victim].kill()
                 killed = True
                 print(f"demo: killed {victim} in the middle of a phase, after {inside}")
-            if late and late not in started and _merges(folder) >= 2:
+            if late and late not in started and (killed or _merges(folder) >= 2):
                 start(late)
                 print(f"demo: {late} joins after {_merges(folder)} merges")
             ended = {who: code for who, code in codes.items() if code is not None}

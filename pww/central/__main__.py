@@ -16,7 +16,7 @@ from pww.clock import SystemClock
 from pww.config import paths
 from pww.config.load import run_app
 from pww.config.schema import Config
-from pww.errors import PwwError, StateError, Stopped
+from pww.errors import ConfigError, PwwError, StateError, Stopped
 from pww.folder import owned
 from pww.log import read_json_lines
 
@@ -28,7 +28,31 @@ def main(argv: list[str]) -> int:
     """Starts the central, or audits a run; returns the exit code."""
     if argv and argv[0] == "audit":
         return _audit(argv[1:])
-    return run_app(_start, program="pww.central", defaults=("run.name=central-${data.name}",))
+    return run_app(
+        _start,
+        program="pww.central",
+        defaults=("run.name=central-${data.name}",),
+        refine=_settle,
+    )
+
+
+def _settle(config: Config, given: frozenset[str]) -> Config:
+    """Refuses what only a site knows.
+
+    Raises:
+        ConfigError: a key that would have no effect here.
+    """
+    faults = []
+    if config.dry:
+        faults.append("dry=true: the central queues nothing; --cfg job shows its configuration")
+    if config.resume != "none":
+        faults.append(
+            f"resume={config.resume}: the central goes on by itself where its folder stands; give "
+            "run.name="
+        )
+    if faults:
+        raise ConfigError(faults)
+    return config
 
 
 def _audit(argv: list[str]) -> int:
