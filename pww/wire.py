@@ -31,8 +31,19 @@ Token = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
 """128 random bits in hex: incarnations, idempotency keys, delta ids, run ids."""
 Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 """SHA-256 in hex."""
+TokenOrNone = Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{32})?$")]
+"""A `Token`, or "" where there is none."""
+Label = Annotated[str, StringConstraints(max_length=64)]
+Pem = Annotated[str, StringConstraints(max_length=1000)]
 Count = Annotated[int, Field(ge=0, lt=2**62)]
 Seconds = Annotated[float, Field(ge=0.0, le=1e9, allow_inf_nan=False)]
+MAX_TTL_S = 86_400.0
+"""A lease that nobody renews returns within a day, whatever its holder asked for."""
+Ttl = Annotated[float, Field(ge=0.0, le=MAX_TTL_S, allow_inf_nan=False)]
+Measured = Annotated[float, Field(ge=-1e30, le=1e30, allow_inf_nan=False)]
+"""What a site says that it measured: far enough from the end of a float to be summed by tokens."""
+Computed = Annotated[float, Field(ge=-1e60, le=1e60, allow_inf_nan=False)]
+"""What the central computes: holds sums of `Measured` and the norm of any finite fp32 tensors."""
 MAX_STOP = 2**62
 """End of the last position that any index space can have; far inside SQLite's and Python's ends."""
 
@@ -79,7 +90,7 @@ class SpaceInfo(Message):
     window_tokens: Count
     seed: Count
     epochs: Count
-    permutation: str
+    permutation: Name
     corpus: Digest
     digest: Digest
 
@@ -110,14 +121,14 @@ class Register(Message):
     protocol: Count = PROTOCOL
     replica: ReplicaId
     incarnation: Token
-    node_key: str  # PEM of the EC public key of this incarnation's Flower node ("" for none)
-    run: str  # run id that its checkpoint belongs to; "" on a first start
+    node_key: Pem  # the EC P-384 public key of this incarnation's Flower node, "" for none
+    run: TokenOrNone  # run id that its checkpoint belongs to; "" on a first start
     space: SpaceInfo
     model: Digest  # `model_digest` of the parameters
     last_round: Count  # newest round it has seen; a central behind it has lost state
     leases: tuple[Count, ...] = ()  # lease ids in its checkpoint: they stay bound to it
     deltas: tuple[Token, ...] = ()  # delta ids in its outbox that have no verdict yet
-    versions: dict[str, str] = Field(default_factory=dict)
+    versions: Annotated[dict[Label, Label], Field(max_length=32)] = Field(default_factory=dict)
 
 
 class Registered(Message):
@@ -131,7 +142,6 @@ class Registered(Message):
     heartbeat_s: Seconds
     detect_s: Seconds
     leases: tuple[Lease, ...]
-    verdicts: tuple["Verdict", ...]  # fate of each delta that it presented and that is decided
 
 
 class Acquire(Message):
@@ -141,7 +151,7 @@ class Acquire(Message):
     incarnation: Token
     key: Token
     num_blocks: Annotated[int, Field(ge=1, lt=2**40)]
-    ttl_s: Seconds
+    ttl_s: Ttl
 
 
 class Granted(Message):
@@ -168,8 +178,9 @@ class Exhausted(Message):
 
 
 class Acquired(Message):
-    """The answer to `Acquire`."""
+    """The answer to `Acquire`, and the newest round, so that the last answer names the last one."""
 
+    round: Count
     answer: Annotated[Granted | Wait | Exhausted, Field(discriminator="kind")]
 
 
@@ -177,7 +188,7 @@ class Renewal(Message):
     """Asks to keep a lease for `ttl_s` more seconds."""
 
     id: Count
-    ttl_s: Seconds
+    ttl_s: Ttl
 
 
 class Heartbeat(Message):
@@ -190,7 +201,10 @@ class Heartbeat(Message):
 
 
 class LeaseState(Message):
-    """The authoritative state of one lease: a shrunk end and a lost lease are orders, not news."""
+    """What the central says of one lease. `valid=False` is an order: the lease is lost.
+
+    `stop` and `watermark` of a valid one are those that it was granted with.
+    """
 
     id: Count
     valid: bool
@@ -203,8 +217,6 @@ class Instruction(Message):
 
     leases: tuple[LeaseState, ...]
     round: Count
-    committed_windows: Count
-    total_windows: Count
 
 
 class Release(Message):
@@ -263,12 +275,12 @@ class PhaseMetrics(Message):
 
     steps: Count
     tokens: Count
-    loss: float
+    loss: Measured
     phase_seconds: Seconds
     tokens_per_s: Seconds
-    drift: float = 0.0
-    delta_norm: float = 0.0
-    held_out_loss: float = -1.0  # at base_round; negative: not evaluated this phase
+    drift: Measured = 0.0
+    delta_norm: Measured = 0.0
+    held_out_loss: Measured = -1.0  # at base_round; negative: not evaluated this phase
     held_out_tokens: Count = 0
 
 
@@ -280,10 +292,10 @@ class Offer(Message):
     replica: ReplicaId
     incarnation: Token
     delta: Token
-    prev: str  # this replica's last merged delta id when this one was encoded, "" if none
+    prev: TokenOrNone  # this replica's last merged delta id when this one was encoded, "" if none
     base_round: Count
     spans: Annotated[tuple[Leased, ...], Field(min_length=1)]
-    tokens: Count
+    tokens: Count  # targets of all windows of `spans`, neither more nor fewer
     partial: bool  # fewer than H steps: steps the outer optimiser with momentum 0
     finite: bool  # False: the site found nan/inf and sends no payload
     payload: PayloadInfo
@@ -308,12 +320,12 @@ class RoundReport(Message):
     merged: tuple[ReplicaId, ...]
     rejected: tuple[str, ...]  # "site/a: reason"
     tokens: Count
-    loss: float  # pooled by tokens
-    delta_norm: float  # norm of the merged Delta
-    avg_delta_norm: float  # mean of the norms of the Delta_i
-    agreement: float
-    drift_mean: float
-    drift_max: float
+    loss: Computed  # pooled by tokens
+    delta_norm: Computed  # norm of the merged Delta
+    avg_delta_norm: Computed  # mean of the norms of the Delta_i
+    agreement: Computed
+    drift_mean: Computed
+    drift_max: Computed
     bytes_received: Count
     merge_seconds: Seconds
 

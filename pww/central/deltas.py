@@ -1,4 +1,4 @@
-"""What becomes of deltas: received, judged, merged or rejected; each step is one transaction.
+"""What becomes of deltas: received, merged or rejected; each step is one transaction.
 
 Receipt pins the spans and fixes the staleness. A replica's undecided deltas form a chain in order
 of receipt, each encoded on the one before (`Offer.prev`): a merge takes the chain from its start,
@@ -9,6 +9,7 @@ go on under its old name.
 
 from collections.abc import Collection, Sequence
 
+from pww.central import admission
 from pww.central.ledger import Value
 from pww.central.state import Change, Staged, State, as_text
 from pww.errors import LeaseError, Refused
@@ -48,11 +49,11 @@ class Deltas:
                         code="bad_request",
                     )
                 return None if rows[0][2] is None else _verdict(rows[0][1:])
-            stranger = self._stranger(offer)
+            stranger = admission.stranger(state, offer)
             if stranger:  # not noted: its replica's living incarnation may still present it
                 return self._rejected(offer.delta, stranger)
             staleness = max(0, state.round - offer.base_round)
-            reason = self._fault(offer, staleness)
+            reason = admission.fault(state, offer, staleness=staleness, window=self._window)
             if not reason:
                 try:
                     events = state.table.decide_pin(
@@ -85,49 +86,6 @@ class Deltas:
             )
         return self._rejected(offer.delta, reason)
 
-    def _stranger(self, offer: Offer) -> str:
-        state = self._state
-        if offer.run != state.run:
-            return f"it belongs to run {offer.run}, this central serves run {state.run}"
-        seat = state.seats.get(offer.replica)
-        if seat is None or seat.member.incarnation != offer.incarnation:
-            return f"incarnation {offer.incarnation} of {offer.replica} is unknown or was replaced"
-        return ""
-
-    def _fault(self, offer: Offer, staleness: int) -> str:
-        """Why the delta is inadmissible whatever its leases are, "" if it is not."""
-        state = self._state
-        if offer.base_round > state.round:
-            return f"it starts from round {offer.base_round}, the central is at {state.round}"
-        if offer.tokens == 0:
-            return "it was computed from no tokens"
-        if not offer.finite:
-            return "it is not finite (nan or inf at the site)"
-        if staleness > self._window:
-            return (
-                f"staleness {staleness} exceeds the window of {self._window} rounds (from round "
-                f"{offer.base_round}, now {state.round})"
-            )
-        chain = self._chain(offer.replica)
-        tip = chain[-1] if chain else state.last_merged.get(offer.replica, "")
-        if offer.prev != tip and not (
-            offer.prev == "" and not chain and self._first_of_incarnation(offer)
-        ):
-            after, last = offer.prev or "no delta", tip or "none"
-            return f"it was encoded after {after}, this replica's last one is {last}"
-        return ""
-
-    def _first_of_incarnation(self, offer: Offer) -> bool:
-        return not self._state.ledger.rows(
-            "SELECT 1 FROM deltas WHERE incarnation = ? AND outcome = 'merged' LIMIT 1",
-            offer.incarnation,
-        )
-
-    def _chain(self, replica: str) -> list[str]:
-        """The replica's undecided deltas, each encoded on the one before."""
-        pending = self._state.pending.values()
-        return [staged.offer.delta for staged in pending if staged.offer.replica == replica]
-
     # ------------------------------------------------------------------------------------ verdicts
 
     def reject(self, delta: str, reason: str) -> Verdict:
@@ -153,7 +111,7 @@ class Deltas:
         self, change: Change, replica: str, *, presented: Collection[str], claimed: Collection[int]
     ) -> None:
         """On a takeover: what is not presented is rejected, claimed leases stay leased."""
-        for delta in self._chain(replica):
+        for delta in admission.chain(self._state, replica):
             if delta not in presented:
                 reason = "replaced by a new incarnation, which does not present it"
                 self._reject_chain(change, delta, reason, keep=claimed)
@@ -163,7 +121,7 @@ class Deltas:
         self, change: Change, delta: str, reason: str, *, keep: Collection[int] = ()
     ) -> None:
         state = self._state
-        chain = self._chain(state.pending[delta].offer.replica)
+        chain = admission.chain(state, state.pending[delta].offer.replica)
         for each in chain[chain.index(delta) :]:
             why = reason if each == delta else f"it was encoded on {delta}, which was rejected"
             self._decide(change, each, "rejected", state.round, why)
@@ -203,7 +161,7 @@ class Deltas:
         for delta in merged:
             if delta not in state.pending:
                 raise LeaseError(f"delta {delta} has no verdict pending; merge what is staged")
-            chain = self._chain(state.pending[delta].offer.replica)
+            chain = admission.chain(state, state.pending[delta].offer.replica)
             before = chain[: chain.index(delta)]
             missing = [each for each in before if each not in merged]
             if missing:
@@ -239,19 +197,6 @@ class Deltas:
                 NUM_VERDICTS,
             )
         return tuple(_verdict(row) for row in reversed(rows))
-
-    def fates(self, replica: str, deltas: Sequence[str]) -> tuple[Verdict, ...]:
-        """Verdicts of those of `deltas` that are this replica's and decided."""
-        found = (
-            self._state.ledger.rows(
-                "SELECT delta, outcome, round, reason FROM deltas "
-                "WHERE delta = ? AND replica = ? AND outcome IS NOT NULL",
-                delta,
-                replica,
-            )
-            for delta in deltas
-        )
-        return tuple(_verdict(rows[0]) for rows in found if rows)
 
     # ------------------------------------------------------------------------------------- writing
 
@@ -308,8 +253,7 @@ class Deltas:
 
 def _same(a: Offer, b: Offer) -> bool:
     """Equal but for the incarnation: a requeued process presents its predecessor's outbox."""
-    # as text, where nan equals nan
-    return as_text(a.model_copy(update={"incarnation": b.incarnation})) == as_text(b)
+    return a.model_copy(update={"incarnation": b.incarnation}) == b
 
 
 def _verdict(row: Sequence[Value]) -> Verdict:

@@ -1,7 +1,9 @@
 """The lease protocol's five calls (register, acquire, heartbeat, release, leave), and time.
 
-Each may be repeated: a key gets its grant again, a registration or goodbye that came before changes
-nothing. What a reply says is on the disk before the reply exists.
+Each may be repeated: a key gets its grant again while that lease is still its replica's, a
+registration or goodbye that came before changes nothing. What a reply says is on the disk before
+the reply exists; a TTL too, so that a restart takes no lease from a holder that counts on it. A
+message asks for a TTL of at most `wire.MAX_TTL_S`, and a span ends where the free positions do.
 """
 
 from collections.abc import Sequence
@@ -15,6 +17,7 @@ from pww.config.schema import Darl
 from pww.errors import Refused
 from pww.lease.events import Event, Reason
 from pww.wire import (
+    MAX_TTL_S,
     Acquire,
     Acquired,
     Done,
@@ -51,6 +54,7 @@ class Leasing:
     ) -> None:
         self._state, self._deltas, self._announcer = state, deltas, announcer
         self._darl, self._port = darl, aggregator_port
+        self._floor_s = min(darl.ttl_floor_s, MAX_TTL_S)
         self._roster = Roster(state, announcer, detect_s=darl.detect_s)
 
     def register(self, message: Register, /) -> Registered:
@@ -88,30 +92,33 @@ class Leasing:
                 heartbeat_s=self._darl.heartbeat_s,
                 detect_s=self._darl.detect_s,
                 leases=self._claimed(message),
-                verdicts=self._deltas.fates(message.replica, message.deltas),
             )
         self._announcer.deliver()
         return reply
 
     def acquire(self, message: Acquire, /) -> Acquired:
-        """One lease on the lowest free positions, or wait, or exhausted; repeated: the same lease.
+        """One lease on the lowest free positions, or wait, or exhausted.
+
+        Repeated: the same lease, unless it expired and its positions went to somebody else.
 
         Raises:
             Refused: an unknown incarnation, or a key that was used for another request.
         """
         state, table = self._state, self._state.table
         with self._roster.heard(message.replica, message.incarnation):
+            self._expire()
             stored = self._stored_reply(message)
             if stored is not None:
                 return stored
-            self._expire()
             decided = table.decide_grant(
                 message.replica, num_blocks=message.num_blocks, ttl_s=message.ttl_s
             )
             if decided is None and table.complete:
-                return Acquired(answer=Exhausted(committed=table.committed.total))
+                return Acquired(
+                    answer=Exhausted(committed=table.committed.total), round=state.round
+                )
             if decided is None:
-                return Acquired(answer=Wait(retry_after_s=WAIT_S))
+                return Acquired(answer=Wait(retry_after_s=WAIT_S), round=state.round)
             lease = Lease(
                 id=decided.lease,
                 replica=decided.replica,
@@ -119,11 +126,12 @@ class Leasing:
                 watermark=decided.stop,
                 ttl_s=decided.ttl_s,
             )
-            reply = Acquired(answer=Granted(lease=lease, committed_windows=state.committed_windows))
+            answer = Granted(lease=lease, committed_windows=state.committed_windows)
+            reply = Acquired(answer=answer, round=state.round)
             with state.change() as change:
                 change.lease((decided,))
                 change.tx.execute(
-                    "INSERT INTO replies VALUES (?, ?, ?, ?)",
+                    "INSERT OR REPLACE INTO replies VALUES (?, ?, ?, ?)",
                     message.key,
                     message.incarnation,
                     message.num_blocks,
@@ -141,15 +149,11 @@ class Leasing:
         with self._roster.heard(message.replica, message.incarnation) as seat:
             seat.windows_per_s = message.windows_per_s
             self._expire()
-            revived = self._revivable(message.replica, [each.id for each in message.leases])
-            if revived:
-                with state.change() as change:
-                    change.lease(revived)
+            self._revive(message.replica, [each.id for each in message.leases])
+            self._renew(message.replica, message.leases)
             return Instruction(
-                leases=tuple(self._renew(message.replica, each) for each in message.leases),
+                leases=tuple(self._state_of(message.replica, each.id) for each in message.leases),
                 round=state.round,
-                committed_windows=state.committed_windows,
-                total_windows=state.space.total_windows,
             )
 
     def release(self, message: Release, /) -> Done:
@@ -196,7 +200,7 @@ class Leasing:
         return seat is not None and seat.member.incarnation == message.incarnation
 
     def _stored_reply(self, message: Acquire) -> Acquired | None:
-        """The grant that this key got before: its reply was lost on the way."""
+        """The grant that this key got before, if it still holds: its reply was lost on the way."""
         rows = self._state.ledger.rows(
             "SELECT incarnation, num_blocks, reply FROM replies WHERE key = ?", message.key
         )
@@ -207,7 +211,13 @@ class Leasing:
                 f"key {message.key} was used for another request: make a new one for each",
                 code="bad_request",
             )
-        return Acquired.model_validate_json(str(rows[0][2]))
+        reply = Acquired.model_validate_json(str(rows[0][2]))
+        assert isinstance(reply.answer, Granted), "nothing else is stored"
+        lease = reply.answer.lease.id
+        self._revive(message.replica, (lease,))
+        if self._state.table.find(lease, replica=message.replica) is None:
+            return None
+        return reply.model_copy(update={"round": self._state.round})
 
     def _expire(self) -> None:
         events = self._state.table.decide_expiry(self._state.clock.monotonic())
@@ -222,34 +232,51 @@ class Leasing:
                 change.lease(events)
 
     def _revivable(self, replica: str, leases: Sequence[int]) -> tuple[Event, ...]:
-        return self._state.table.decide_revive(
-            leases, replica=replica, ttl_s=self._darl.ttl_floor_s
-        )
+        return self._state.table.decide_revive(leases, replica=replica, ttl_s=self._floor_s)
 
-    def _renew(self, replica: str, renewal: Renewal) -> LeaseState:
-        """Extends a lease that is still this replica's; one that is not is named invalid."""
-        table = self._state.table
-        held = table.find(renewal.id, replica=replica)
+    def _revive(self, replica: str, leases: Sequence[int]) -> None:
+        events = self._revivable(replica, leases)
+        if events:
+            with self._state.change() as change:
+                change.lease(events)
+
+    def _renew(self, replica: str, renewals: Sequence[Renewal]) -> None:
+        """Extends those leases that are this replica's; what that promises is durable first."""
+        table, now_s = self._state.table, self._state.clock.monotonic()
+        asked: dict[int, float] = {}
+        for each in renewals:
+            if table.find(each.id, replica=replica) is not None:
+                asked[each.id] = max(each.ttl_s, asked.get(each.id, 0.0))
+        promises = [
+            e for id_, ttl_s in asked.items() for e in table.decide_promise(id_, ttl_s=ttl_s)
+        ]
+        if promises:
+            with self._state.change() as change:
+                change.lease(promises)
+        for id_, ttl_s in asked.items():
+            table.renew(id_, ttl_s=ttl_s, now_s=now_s)
+
+    def _state_of(self, replica: str, lease: int) -> LeaseState:
+        """The live lease, if it is this replica's; otherwise that it is lost."""
+        held = self._state.table.find(lease, replica=replica)
         if held is None:
-            return LeaseState(id=renewal.id, valid=False, stop=0, watermark=0)
-        table.renew(held.id, ttl_s=renewal.ttl_s, now_s=self._state.clock.monotonic())
+            return LeaseState(id=lease, valid=False, stop=0, watermark=0)
         return LeaseState(id=held.id, valid=True, stop=held.span.stop, watermark=held.watermark)
 
     def _claimed(self, message: Register) -> tuple[Lease, ...]:
         """The leases of a registration that are its own, with a fresh time to live."""
-        table, now_s = self._state.table, self._state.clock.monotonic()
-        claimed = []
-        for lease in dict.fromkeys(message.leases):
-            held = table.find(lease, replica=message.replica)
-            if held is not None:
-                table.renew(lease, ttl_s=self._darl.ttl_floor_s, now_s=now_s)
-                claimed.append(
-                    Lease(
-                        id=lease,
-                        replica=held.replica,
-                        span=held.span,
-                        watermark=held.watermark,
-                        ttl_s=table.remaining_s(lease, now_s),
-                    )
-                )
-        return tuple(claimed)
+        ttl_s, replica = self._floor_s, message.replica
+        leases = tuple(dict.fromkeys(message.leases))
+        self._renew(replica, [Renewal(id=lease, ttl_s=ttl_s) for lease in leases])
+        found = (self._state.table.find(lease, replica=replica) for lease in leases)
+        return tuple(
+            Lease(
+                id=held.id,
+                replica=held.replica,
+                span=held.span,
+                watermark=held.watermark,
+                ttl_s=ttl_s,
+            )
+            for held in found
+            if held is not None
+        )

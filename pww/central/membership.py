@@ -1,9 +1,14 @@
 """Who takes part: members as values, and the port through which others hear of joins and leaves."""
 
+import logging
 import threading
 from collections import deque
 from dataclasses import dataclass
 from typing import Literal, Protocol
+
+from pww.errors import PwwError
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +64,18 @@ class Announcer:
         self._queue.append((member, joined))
 
     def deliver(self) -> None:
-        """Tells everything noted so far; call it without the coordinator's lock."""
+        """Tells everything noted so far; call it without the coordinator's lock.
+
+        What is wrong with one member is that member's: it is logged, and nobody else pays for it.
+        """
         with self._lock:
             while self._queue:
                 member, joined = self._queue.popleft()
-                if joined:
-                    self._members.joined(member)
-                else:
-                    self._members.left(member)
+                try:
+                    if joined:
+                        self._members.joined(member)
+                    else:
+                        self._members.left(member)
+                except PwwError as fault:
+                    word = "take part" if joined else "be let go of"
+                    log.error("%s cannot %s: %s", member.replica, word, fault)

@@ -1,5 +1,9 @@
 """Who may join, by the rules of identity: refusals with both sides' values and the remedy."""
 
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import load_pem_public_key
+
 from pww.central.membership import Seat
 from pww.central.state import State, differences
 from pww.errors import Refused
@@ -19,6 +23,7 @@ def check(state: State, message: Register, *, detect_s: float) -> None:
             "version of pww on both",
             code="bad_request",
         )
+    _check_key(message.node_key)
     _check_run(state, message)
     ours = state.space.info()
     if message.space != ours:
@@ -47,6 +52,26 @@ def check(state: State, message: Register, *, detect_s: float) -> None:
     seat = state.seats.get(message.replica)
     if seat is not None and seat.member.incarnation != message.incarnation:
         _check_free(seat, message.replica, state.clock.monotonic(), detect_s)
+
+
+def _check_key(pem: str) -> None:
+    """A node key is checked before its member is seated: a seat is durable and outlives a restart.
+
+    The network layer takes the same keys; here it is not imported, since a replica that trains
+    alone has coordinator and site in one process, and no network.
+    """
+    if not pem:
+        return
+    try:
+        key = load_pem_public_key(pem.encode())
+    except (ValueError, UnsupportedAlgorithm):
+        key = None
+    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP384R1):
+        raise Refused(
+            "node_key is no PEM public key on the curve P-384: send the one of this process, or "
+            "an empty one for a process that sends no deltas",
+            code="bad_request",
+        )
 
 
 def _check_run(state: State, message: Register) -> None:

@@ -163,7 +163,7 @@ class State:
 
 
 def as_text(message: Message) -> str:
-    """JSON that `model_validate_json` reads back to the same message, nan and inf included."""
+    """JSON that `model_validate_json` reads back to the same message."""
     return json.dumps(message.model_dump(mode="json"))
 
 

@@ -70,6 +70,7 @@ class Rounds(Strategy):  # type: ignore[misc]
         self._link, self._inbox, self._folder, self._clock = link, inbox, folder, clock
         self._limit_mb, self._seed_ttl_s = limit_mb, seed_ttl_s
         self._members: dict[str, _Member] = {}  # by incarnation
+        self._barred: set[str] = set()  # incarnations whose fault was logged
         self._round = 0  # of the newest invitation
         self._claim, self._claim_until_s = "", 0.0
         self._packed: tuple[Path, str, ArrayRecord] | None = None
@@ -151,24 +152,30 @@ class Rounds(Strategy):  # type: ignore[misc]
         live = {node.incarnation: node for node in self._inbox.live() if node.node_key}
         for incarnation in [i for i in self._members if i not in live]:
             self._free(self._members.pop(incarnation))
+        self._barred &= live.keys()
         nodes = self._link.nodes() if live else {}
         for incarnation, who in live.items():
-            key = canonical_key(who.node_key)
-            if key not in nodes:
-                self._admit(who)  # a lost superlink.db, for example
+            node = self._node(who, nodes)
+            if node is None:
                 continue
-            node = nodes[key]
             member = self._members.get(incarnation)
             if member is None or member.node_id != node.node_id:
                 self._members[incarnation] = _Member(who, node.node_id, "")
             elif node.node_id in online and node.last_activated_at != member.activated:
                 self._free(member)  # it came up anew: whatever it held is gone
 
-    def _admit(self, who: Node) -> None:
+    def _node(self, who: Node, nodes: dict[bytes, Any]) -> Any | None:
+        """The member's node, None while it has none; one that cannot have one is named once."""
         try:
-            self._link.joined(who)
+            node = nodes.get(canonical_key(who.node_key))
+            if node is None:
+                self._link.joined(who)  # a lost superlink.db, for example
         except PwwError as fault:
-            log.error("%s cannot take part: %s", who.replica, fault)
+            if who.incarnation not in self._barred:
+                self._barred.add(who.incarnation)
+                log.error("%s cannot take part: %s", who.replica, fault)
+            return None
+        return node
 
     def _free(self, member: _Member) -> None:
         """Takes a member's instruction back and frees its bytes."""

@@ -1,7 +1,8 @@
 """Every transition of the lease table, one event each, and their journal form (a flat JSON object).
 
-An event holds all that `LeaseTable.apply` needs, so a journal replays to the same table; renewals
-are not events, because a restart extends every lease anyway.
+An event holds all that `LeaseTable.apply` needs, so a journal replays to the same table. A renewal
+is an event only when it promises its holder more time than any before: a restart then gives every
+lease at least the time that its holder may still count on.
 """
 
 from dataclasses import asdict, dataclass, fields
@@ -27,6 +28,14 @@ class Granted:
 @dataclass(frozen=True, slots=True)
 class Revived:
     """UNASSIGNED -> LEASED again: the lease had expired, nobody else got its blocks."""
+
+    lease: int
+    ttl_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Promised:
+    """LEASED stays so: from now on renewals may promise up to `ttl_s`."""
 
     lease: int
     ttl_s: float
@@ -66,11 +75,11 @@ class Committed:
     stop: int
 
 
-Event = Granted | Revived | Pinned | Unpinned | Returned | Committed
+Event = Granted | Revived | Promised | Pinned | Unpinned | Returned | Committed
 
 _KINDS: dict[str, type[Event]] = {
     kind.__name__.lower(): kind
-    for kind in (Granted, Revived, Pinned, Unpinned, Returned, Committed)
+    for kind in (Granted, Revived, Promised, Pinned, Unpinned, Returned, Committed)
 }
 
 

@@ -2,6 +2,7 @@
 
 from pww.errors import LeaseError
 from pww.lease.space import BlockSpace
+from pww.wire import MAX_TTL_S
 
 PHASES_PER_TTL = 2.5
 RTTS_PER_TTL = 10.0
@@ -27,5 +28,5 @@ def blocks_for_phase(space: BlockSpace, *, inner_steps: int, batch_windows: int)
 
 
 def lease_ttl_s(*, phase_s: float, rtt_s: float, floor_s: float) -> float:
-    """2.5 measured phases and 10 round trips, but never below `floor_s`."""
-    return max(floor_s, PHASES_PER_TTL * phase_s + RTTS_PER_TTL * rtt_s)
+    """2.5 measured phases and 10 round trips, but never below `floor_s` nor above a day."""
+    return min(MAX_TTL_S, max(floor_s, PHASES_PER_TTL * phase_s + RTTS_PER_TTL * rtt_s))

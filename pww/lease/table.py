@@ -3,10 +3,10 @@
     UNASSIGNED --granted, revived--> LEASED --committed--> COMMITTED
         ^--------returned (released, expired, rejected, ...)---'
 
-`decide_*` looks and returns events, `apply` is the only thing that changes who holds what,
-`renew` moves a deadline. The caller makes events durable between the two, so a replayed journal
-gives the same table. Time is an argument. Memory and cost follow live leases and fragments, never
-the number of positions.
+`decide_*` looks and returns events, `apply` is the only thing that changes who holds what, `renew`
+moves a deadline within what was promised. The caller makes events durable between the two, so a
+replayed journal gives the same table. Time is an argument. Memory and cost follow live leases and
+fragments, never the number of positions.
 
 A lease that expired is remembered until somebody else gets one of its positions: until then it is
 still its replica's and can be revived by a heartbeat, a registration or a delta.
@@ -23,6 +23,7 @@ from pww.lease.events import (
     Event,
     Granted,
     Pinned,
+    Promised,
     Reason,
     Returned,
     Revived,
@@ -30,6 +31,9 @@ from pww.lease.events import (
 )
 from pww.lease.span import IntervalSet
 from pww.wire import Leased, Span
+
+PROMISE_HEADROOM = 1.25
+"""A promise in the journal exceeds the renewal that made it, so that few renewals make another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +59,7 @@ class LeaseTable:
         self.committed_by: dict[str, int] = {}
         self._leases: dict[int, Held] = {}
         self._deadline_s: dict[int, float] = {}
+        self._promised_s: dict[int, float] = {}  # no holder counts on more time from a renewal
         self._leased = 0
         self._lapsed: dict[int, Held] = {}
         self._lapsed_starts: list[tuple[int, int]] = []  # (first position, lease), sorted
@@ -118,6 +123,12 @@ class LeaseTable:
         """Gives back those of `leases` that expired under this replica and went to nobody."""
         found = (self._lapsed.get(lease) for lease in dict.fromkeys(leases))
         return tuple(Revived(held.id, ttl_s) for held in found if held and held.replica == replica)
+
+    def decide_promise(self, lease: int, *, ttl_s: float) -> tuple[Event, ...]:
+        """What must be durable before the live lease may be renewed for `ttl_s`; mostly nothing."""
+        if ttl_s <= self._promised_s[lease]:
+            return ()
+        return (Promised(lease, ttl_s * PROMISE_HEADROOM),)
 
     def decide_pin(
         self, delta: str, *, replica: str, spans: Sequence[Leased], ttl_s: float
@@ -184,13 +195,29 @@ class LeaseTable:
             ) from why
 
     def renew(self, lease: int, *, ttl_s: float, now_s: float) -> None:
-        """The live lease lives for at least `ttl_s` from now; a late renewal never shortens it."""
+        """The live lease lives for at least `ttl_s` from now.
+
+        A renewal never shortens it: its holder, whom the answer may not reach, counts on the old
+        deadline.
+
+        Raises:
+            LeaseError: `decide_promise` was not asked first.
+        """
+        if ttl_s > self._promised_s[lease]:
+            raise LeaseError(
+                f"lease {lease} is promised {self._promised_s[lease]:g} s, not {ttl_s:g} s; make "
+                "the promise durable first"
+            )
         self._deadline_s[lease] = max(self._deadline_s[lease], now_s + ttl_s)
 
     def restore(self, *, now_s: float, grace_s: float) -> None:
-        """After a replay every live lease has `grace_s`: nobody pays for the downtime."""
-        for lease in self._deadline_s:
-            self._deadline_s[lease] = now_s + grace_s
+        """After a replay: nobody pays for the downtime, and what was promised is kept.
+
+        Every live lease has what its holder may count on since a renewal that came just before the
+        end, but `grace_s` at least.
+        """
+        for lease, promised_s in self._promised_s.items():
+            self._deadline_s[lease] = now_s + max(promised_s, grace_s)
 
     def _apply(self, event: Event, now_s: float) -> None:
         match event:
@@ -200,13 +227,15 @@ class LeaseTable:
                 span = Span(start, stop)
                 self.unassigned.remove(span)
                 self._forget_lapsed(span)
-                self._hold(Held(lease, replica, span, watermark=stop), now_s + ttl_s)
+                self._hold(Held(lease, replica, span, watermark=stop), ttl_s, now_s)
                 self._next_id = lease + 1
             case Revived(lease, ttl_s):
                 held = self._lapsed[lease]
                 self.unassigned.remove(held.span)
                 self._forget_lapsed(held.span)
-                self._hold(held, now_s + ttl_s)
+                self._hold(held, ttl_s, now_s)
+            case Promised(lease, ttl_s):
+                self._promised_s[self._leases[lease].id] = ttl_s
             case Pinned(lease, delta):
                 held = self._leases[lease]
                 if held.pinned:
@@ -231,14 +260,14 @@ class LeaseTable:
             case _:
                 assert_never(event)
 
-    def _hold(self, held: Held, deadline_s: float) -> None:
+    def _hold(self, held: Held, ttl_s: float, now_s: float) -> None:
         self._leases[held.id] = held
-        self._deadline_s[held.id] = deadline_s
+        self._deadline_s[held.id], self._promised_s[held.id] = now_s + ttl_s, ttl_s
         self._leased += len(held.span)
 
     def _drop(self, lease: int) -> Held:
         held = self._unpin(self._leases.pop(lease))
-        del self._deadline_s[lease]
+        del self._deadline_s[lease], self._promised_s[lease]
         self._leased -= len(held.span)
         return held
 

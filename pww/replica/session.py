@@ -2,9 +2,7 @@
 
 A thread sends a heartbeat every `heartbeat_s` that renews the held leases; its answer is an order:
 a lease that it calls invalid is lost for good. While the central is away the session says so, keeps
-its leases and goes on asking. TTLs come from this process' own measurements, and a lease counts as
-certain from the first sending of the request that its answer acknowledged, so the coordinator can
-never give its blocks away earlier than this side believes.
+its leases and goes on asking. TTLs come from this process' own measurements.
 """
 
 import logging
@@ -111,7 +109,7 @@ class Session:
         )
         self._lock = threading.Lock()
         self._registered: Registered | None = None
-        self._certain_until_s: dict[int, float] = {}  # held leases, by our own clock
+        self._held: dict[int, None] = {}  # lease ids, oldest first
         self._refused: Refused | None = None
         self._round = claims.last_round
         self._phase_s = self._rtt_s = self._windows_per_s = 0.0
@@ -142,7 +140,6 @@ class Session:
         """
         waited = False
         while True:
-            sent_s = self._clock.monotonic()
             try:
                 reply = self._ask(lambda: self._port.register(self._first))
                 break
@@ -157,8 +154,7 @@ class Session:
         with self._lock:
             self._registered = reply
             self._round = max(self._round, reply.round)
-            for lease in reply.leases:
-                self._certain_until_s[lease.id] = sent_s + lease.ttl_s
+            self._held.update((lease.id, None) for lease in reply.leases)
         self._thread = threading.Thread(target=self._beat_on, daemon=True, name="heartbeat")
         self._thread.start()
         return reply
@@ -174,13 +170,15 @@ class Session:
             update = {
                 "run": self.run,
                 "last_round": self._round,
-                "leases": tuple(self._certain_until_s),
+                "leases": tuple(self._held),
             }
         message = self._first.model_copy(update=update)
         return self._ask(lambda: self._port.register(message))
 
     def acquire(self, num_blocks: int) -> Granted | None:
         """The next span, None when every block of the corpus is committed; waits visibly.
+
+        Afterwards `round` is the newest one; with the answer None it is the last one of the run.
 
         Raises:
             Refused: the central does not know this process any more.
@@ -199,13 +197,14 @@ class Session:
                 num_blocks=num_blocks,
                 ttl_s=ttl_s,
             )
-            sent_s = self._clock.monotonic()
-            answer = self._ask(partial(self._port.acquire, request)).answer
-            match answer:
+            reply = self._ask(partial(self._port.acquire, request))
+            with self._lock:
+                self._round = max(self._round, reply.round)
+                if isinstance(reply.answer, Granted):
+                    self._held[reply.answer.lease.id] = None
+            match reply.answer:
                 case Granted():
-                    with self._lock:
-                        self._certain_until_s[answer.lease.id] = sent_s + answer.lease.ttl_s
-                    return answer
+                    return reply.answer
                 case Exhausted():
                     return None
                 case Wait(retry_after_s=wait_s):
@@ -221,18 +220,12 @@ class Session:
     def holds(self, lease: int) -> bool:
         """Whether the lease is held here and nobody has said that it is lost."""
         with self._lock:
-            return lease in self._certain_until_s
-
-    def may_draw(self, lease: int) -> bool:
-        """Whether the lease is certain by our own clock: nobody else can have its blocks now."""
-        with self._lock:
-            until_s = self._certain_until_s.get(lease)
-            return until_s is not None and self._clock.monotonic() < until_s
+            return lease in self._held
 
     def settle(self, lease: int) -> None:
         """The lease's delta has its verdict: it is not renewed any more."""
         with self._lock:
-            self._certain_until_s.pop(lease, None)
+            self._held.pop(lease, None)
 
     def measured(self, *, phase_s: float, windows_per_s: float) -> None:
         """What the last phase took; TTLs and the central's view follow it."""
@@ -246,7 +239,7 @@ class Session:
             message = Heartbeat(
                 replica=self._replica,
                 incarnation=self.incarnation,
-                leases=tuple(Renewal(id=lease, ttl_s=ttl_s) for lease in self._certain_until_s),
+                leases=tuple(Renewal(id=lease, ttl_s=ttl_s) for lease in self._held),
                 windows_per_s=self._windows_per_s,
             )
         sent_s = self._clock.monotonic()
@@ -261,18 +254,17 @@ class Session:
             log.error("the central refuses this process: %s", why)
             with self._lock:
                 self._refused = why
-                self._certain_until_s.clear()
+                self._held.clear()
             return
         with self._lock:
-            self._rtt_s = self._clock.monotonic() - sent_s
+            took_s = self._clock.monotonic() - sent_s
+            if took_s <= self._darl.heartbeat_s:  # the port repeats: more is an outage
+                self._rtt_s = took_s
             self._round = max(self._round, order.round)
             for state in order.leases:
-                if state.id not in self._certain_until_s:
-                    continue  # settled while the heartbeat was on its way
-                if state.valid:
-                    self._certain_until_s[state.id] = sent_s + ttl_s
-                else:
-                    del self._certain_until_s[state.id]
+                # one that is not held was settled while the heartbeat was on its way
+                if not state.valid and state.id in self._held:
+                    del self._held[state.id]
                     log.info("lease %d is over: merged with its delta, or returned", state.id)
 
     def leave(self, keep: Collection[int] = ()) -> None:
@@ -294,11 +286,15 @@ class Session:
             log.warning("goodbye not delivered: %s; leases return when they expire", why)
 
     def _beat_on(self) -> None:
-        """The heartbeat thread; only a refusal or `leave` ends it."""
+        """The heartbeat thread; only a refusal, a stop or `leave` ends it."""
         assert self._registered is not None
         while not self._clock.wait(self._over, self._registered.heartbeat_s):
             try:
                 self.beat()
+            except Stopped:
+                return
+            except PwwError as why:
+                log.warning("heartbeat not delivered: %s", why)
             except Exception:
                 log.exception("heartbeat failed; the next one follows")
             if self._refused is not None:

@@ -10,6 +10,7 @@ from pww.lease.events import (
     Event,
     Granted,
     Pinned,
+    Promised,
     Returned,
     Revived,
     Unpinned,
@@ -20,6 +21,7 @@ from pww.lease.events import (
 EVENTS: list[Event] = [
     Granted(1, "lumi/a", 0, 4, 60.0),
     Revived(1, 60.0),
+    Promised(1, 75.0),
     Pinned(1, "d" * 32),
     Unpinned(1),
     Returned(1, "taken over"),

@@ -26,3 +26,5 @@ def test_no_block_fits() -> None:
 def test_ttl() -> None:
     assert lease_ttl_s(phase_s=100.0, rtt_s=0.5, floor_s=60.0) == 255.0
     assert lease_ttl_s(phase_s=0.0, rtt_s=0.0, floor_s=60.0) == 60.0
+    assert lease_ttl_s(phase_s=1e6, rtt_s=0.0, floor_s=60.0) == 86_400.0
+    assert lease_ttl_s(phase_s=0.0, rtt_s=0.0, floor_s=1e6) == 86_400.0

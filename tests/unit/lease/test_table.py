@@ -5,7 +5,16 @@ from collections.abc import Iterator
 import pytest
 
 from pww.errors import LeaseError
-from pww.lease.events import Committed, Event, Granted, Pinned, Returned, Revived, Unpinned
+from pww.lease.events import (
+    Committed,
+    Event,
+    Granted,
+    Pinned,
+    Promised,
+    Returned,
+    Revived,
+    Unpinned,
+)
 from pww.lease.table import Held, LeaseTable
 from pww.wire import Leased, Span
 
@@ -164,10 +173,28 @@ def test_a_lease_is_named_once(t: Driver) -> None:
         t.table.decide_pin(D, replica="s/a", spans=[leased, leased], ttl_s=1.0)
 
 
-def test_after_a_restart_every_lease_has_the_grace(t: Driver) -> None:
-    held = t.grant("s/a", 1, ttl_s=1000.0)
-    t.table.restore(now_s=50.0, grace_s=60.0)
-    assert t.table.remaining_s(held.id, 50.0) == 60.0
+def test_a_renewal_beyond_what_was_promised_is_an_event_first(t: Driver) -> None:
+    held = t.grant("s/a", 1, ttl_s=10.0)
+    assert t.table.decide_promise(held.id, ttl_s=10.0) == ()
+    with pytest.raises(LeaseError, match="lease 1 is promised 10 s, not 20 s; make the promise"):
+        t.table.renew(held.id, ttl_s=20.0, now_s=0.0)
+    assert t.do(t.table.decide_promise(held.id, ttl_s=20.0)) == (Promised(held.id, 25.0),)
+    assert t.table.remaining_s(held.id, 0.0) == 10.0, "a promise renews nothing by itself"
+    t.table.renew(held.id, ttl_s=20.0, now_s=0.0)
+    assert t.table.remaining_s(held.id, 0.0) == 20.0
+    assert t.table.decide_promise(held.id, ttl_s=25.0) == ()
+
+
+def test_after_a_restart_every_lease_has_what_it_was_promised_or_the_grace(t: Driver) -> None:
+    short, long, renewed = (t.grant("s/a", 1, ttl_s=s) for s in (1.0, 1000.0, 10.0))
+    revived = t.grant("s/a", 1, ttl_s=2.0)
+    t.do((Returned(revived.id, "expired"), Revived(revived.id, 70.0)))
+    t.do(t.table.decide_promise(renewed.id, ttl_s=100.0))
+    again = Driver(LeaseTable(20, epoch_positions=10))
+    again.do(tuple(t.journal), 50.0)
+    again.table.restore(now_s=50.0, grace_s=60.0)
+    left_s = [again.table.remaining_s(h.id, 50.0) for h in (short, long, renewed, revived)]
+    assert left_s == [60.0, 1000.0, 125.0, 70.0]
 
 
 @pytest.mark.parametrize(
@@ -176,6 +203,7 @@ def test_after_a_restart_every_lease_has_the_grace(t: Driver) -> None:
         Granted(1, "s/a", 5, 6, 1.0),  # id used before
         Granted(9, "s/a", 1, 5, 1.0),  # overlaps a lease
         Revived(1, 1.0),
+        Promised(7, 1.0),
         Pinned(7, D),
         Pinned(2, E),  # pinned already
         Returned(7, "expired"),

@@ -39,7 +39,7 @@ TRANSPORT = Transport(
 )
 ACQUIRE = Acquire(replica="s/a", incarnation=TOKEN, key=TOKEN, num_blocks=1, ttl_s=60.0)
 LEAVE = Leave(replica="s/a", incarnation=TOKEN)
-EXHAUSTED = Acquired(answer=Exhausted(committed=3))
+EXHAUSTED = Acquired(answer=Exhausted(committed=3), round=2)
 
 Answer = Callable[[Request], Response]
 
@@ -112,9 +112,8 @@ def test_the_five_calls(server: Server, client: Connect) -> None:
     heartbeat = Heartbeat(replica="s/a", incarnation=TOKEN, leases=())
     registered = Registered(
         run=TOKEN, round=0, aggregator_port=1, heartbeat_s=3.0, detect_s=10.0, leases=(),
-        verdicts=(),
     )  # fmt: skip
-    instruction = Instruction(leases=(), round=1, committed_windows=0, total_windows=1)
+    instruction = Instruction(leases=(), round=1)
     server.answers = [as_json(m) for m in (registered, EXHAUSTED, instruction, Done(), Done())]
     site = client(server.url + "/")
     assert site.register(register) == registered

@@ -2,9 +2,12 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from pww.central.coordinator import Coordinator, Member
 from pww.central.ledger import Ledger
@@ -13,6 +16,7 @@ from pww.config.schema import Darl
 from pww.lease.space import BlockSpace
 from pww.wire import (
     Acquire,
+    Acquired,
     Granted,
     Heartbeat,
     Instruction,
@@ -41,7 +45,16 @@ SPACE = BlockSpace(
     num_windows=78, block_windows=4, seed=1, epochs=1, window_tokens=9, corpus="c" * 64
 )  # 20 blocks, the last of 2 windows
 MODEL = "a" * 64
+TARGETS = SPACE.window_tokens - 1
 PAYLOAD = PayloadInfo(codec="fp32", size_bytes=1, sha256="b" * 64)
+
+
+@cache
+def node_key(incarnation: str) -> str:
+    """The public key of a process."""
+    del incarnation  # one key each
+    key = ec.generate_private_key(ec.SECP384R1()).public_key()
+    return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode()
 
 
 class Gate:
@@ -67,12 +80,13 @@ class Desk:
         self.folder, self.space = folder, space
         self.clock, self.darl = ManualClock(), DARL
         self.tokens = 0
+        self.make_gate = Gate
         self.open()
         if seeded:
             self.books.seed(generation="round-000000", state_hash="0" * 64)
 
     def open(self) -> None:
-        self.gate = Gate()
+        self.gate = self.make_gate()
         self.ledger = Ledger(self.folder / "ledger.sqlite")
         self.books = Coordinator(
             self.ledger,
@@ -146,7 +160,7 @@ class Site:
         message = Register(
             replica=self.replica,
             incarnation=self.incarnation,
-            node_key=f"key {self.incarnation}",
+            node_key=node_key(self.incarnation),
             run="",
             space=self.desk.space.info(),
             model=MODEL,
@@ -156,7 +170,7 @@ class Site:
             Register.model_validate(message.model_copy(update=changes).model_dump())
         )
 
-    def ask(self, blocks: int = 3, *, key: str = "", ttl_s: float = 30.0):
+    def answer(self, blocks: int = 3, *, key: str = "", ttl_s: float = 30.0) -> Acquired:
         return self.desk.books.acquire(
             Acquire(
                 replica=self.replica,
@@ -165,7 +179,10 @@ class Site:
                 num_blocks=blocks,
                 ttl_s=ttl_s,
             )
-        ).answer
+        )
+
+    def ask(self, blocks: int = 3, *, key: str = "", ttl_s: float = 30.0):
+        return self.answer(blocks, key=key, ttl_s=ttl_s).answer
 
     def acquire(self, blocks: int = 3, *, key: str = "", ttl_s: float = 30.0) -> Lease:
         answer = self.ask(blocks, key=key, ttl_s=ttl_s)
@@ -186,6 +203,9 @@ class Site:
         self.desk.books.leave(Leave(replica=self.replica, incarnation=self.incarnation, keep=keep))
 
     def offer(self, *leases: Lease, **changes: object) -> Offer:
+        spans = changes.get("spans", tuple(Leased(lease=one.id, span=one.span) for one in leases))
+        num_windows = sum(self.desk.space.num_span_windows(each.span) for each in spans)
+        tokens = num_windows * TARGETS
         offer = Offer(
             run=self.desk.books.run,
             replica=self.replica,
@@ -193,13 +213,13 @@ class Site:
             delta=self.desk.token(),
             prev=self.prev,
             base_round=self.desk.books.round,
-            spans=tuple(Leased(lease=lease.id, span=lease.span) for lease in leases),
-            tokens=10,
+            spans=spans,
+            tokens=tokens,
             partial=False,
             finite=True,
             payload=PAYLOAD,
             metrics=PhaseMetrics(
-                steps=1, tokens=10, loss=1.0, phase_seconds=1.0, tokens_per_s=10.0
+                steps=1, tokens=tokens, loss=1.0, phase_seconds=1.0, tokens_per_s=10.0
             ),
         )
         return offer.model_copy(update=changes)

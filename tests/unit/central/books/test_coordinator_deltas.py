@@ -55,15 +55,6 @@ def test_a_delta_id_counts_once(desk) -> None:
         assert caught.value.code == "bad_request"
 
 
-def test_nan_in_the_metrics_survives_the_ledger(desk) -> None:
-    site = desk.site()
-    lease = site.acquire()
-    metrics = site.offer(lease).metrics.model_copy(update={"held_out_loss": float("nan")})
-    offer = site.deliver(lease, metrics=metrics)
-    desk.restart()
-    assert desk.books.receive(offer) is None, "nan equals nan when a delta is sent again"
-
-
 @pytest.mark.parametrize(
     ("change", "text"),
     [
@@ -81,6 +72,44 @@ def test_an_inadmissible_delta_returns_its_blocks(desk, change, text: str) -> No
     assert desk.books.staged() == ()
     rejected(desk, offer, text)
     assert len(desk.books.verdicts("s/a")) == 1
+
+
+@pytest.mark.parametrize("name", ["tokens", "metrics.tokens"])
+@pytest.mark.parametrize("by", [-1, 1, 2**50])
+def test_tokens_are_those_of_the_spans(desk, name: str, by: int) -> None:
+    """They are a delta's weight in the merge, so the books count them, not the site."""
+    site = desk.site()
+    offer = site.offer(site.acquire(), site.acquire(17))
+    assert offer.tokens == 78 * 8, "the short block has 2 windows"
+    told = offer.tokens + by
+    if name == "tokens":
+        offer = offer.model_copy(update={"tokens": told})
+    else:
+        metrics = offer.metrics.model_copy(update={"tokens": told})
+        offer = offer.model_copy(update={"metrics": metrics})
+    rejected(desk, offer, f"it says {name}={told}, its spans hold 624 (78 windows of 8 targets)")
+    assert desk.coverage() == (0, 0, 20)
+    site.deliver(site.acquire(20))
+
+
+def test_spans_are_disjoint(desk) -> None:
+    site = desk.site()
+    one, two = site.acquire(3), site.acquire(3)
+    twice = (Leased(lease=two.id, span=Span(2, 6)), Leased(lease=one.id, span=one.span))
+    rejected(desk, site.offer(spans=twice), "its spans [0, 3) and [2, 6) overlap")
+    one = site.acquire(3)
+    same = (Leased(lease=one.id, span=one.span), Leased(lease=99, span=one.span))
+    rejected(desk, site.offer(spans=same), "its spans [0, 3) and [0, 3) overlap")
+    assert desk.coverage() == (0, 0, 20)
+
+
+def test_a_span_outside_the_index_space_is_no_fault_of_ours(desk) -> None:
+    site = desk.site()
+    lease = site.acquire()
+    offer = site.offer(lease)
+    beyond = Leased(lease=lease.id, span=Span(0, 2**62))
+    rejected(desk, offer.model_copy(update={"spans": (beyond,)}), "is outside the index space")
+    assert desk.coverage() == (0, 0, 20)
 
 
 def test_strangers_leave_no_trace(desk) -> None:

@@ -3,8 +3,10 @@
 from dataclasses import replace
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from pww.central.coordinator import Coordinator
+from pww.central.coordinator import Coordinator, Member
 from pww.central.ledger import Ledger
 from pww.clock import ManualClock
 from pww.errors import Refused, StateError
@@ -25,7 +27,7 @@ def test_the_first_registrant_learns_the_run(desk) -> None:
     assert (site.registered.heartbeat_s, site.registered.detect_s) == (3.0, 10.0)
     assert desk.gate.seen == [("joined", site.incarnation)]
     assert [m.replica for m in desk.books.live()] == ["s/a"]
-    assert desk.books.live()[0].node_key == f"key {site.incarnation}"
+    assert desk.books.live()[0].node_key.startswith("-----BEGIN PUBLIC KEY-----")
 
 
 def test_another_space_is_refused_with_both_values(desk) -> None:
@@ -35,6 +37,53 @@ def test_another_space_is_refused_with_both_values(desk) -> None:
     assert "block_windows: site 8, central 4" in str(why)
     assert "seed" not in str(why)
     assert desk.books.live() == ()
+
+
+CURVE = ec.generate_private_key(ec.SECP256R1()).public_key()
+OTHER_KEYS = [
+    "hello",
+    "-----BEGIN PUBLIC KEY-----\nAAAA\n-----END PUBLIC KEY-----\n",
+    CURVE.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode(),
+]
+
+
+@pytest.mark.parametrize("key", OTHER_KEYS)
+def test_a_process_without_a_usable_key_takes_no_seat(desk, key: str) -> None:
+    refused(lambda: desk.site(node_key=key), "bad_request", "no PEM public key on the curve P-384")
+    assert desk.books.live() == ()
+    assert desk.ledger.rows("SELECT * FROM members") == []
+    desk.restart()
+    assert desk.gate.seen == []
+    desk.site(node_key="")  # trains alone
+
+
+class Refusing:
+    """Members of whom one cannot be let in, nor out."""
+
+    def __init__(self, replica: str) -> None:
+        self.replica = replica
+        self.told: list[str] = []
+
+    def joined(self, member: Member) -> None:
+        self.told.append(member.replica)
+        if member.replica == self.replica:
+            raise Refused("its key was withdrawn", code="unknown_incarnation")
+
+    left = joined
+
+
+def test_the_fault_of_one_member_is_logged_and_nobody_else_pays(desk, caplog) -> None:
+    """Neither the caller whose thread tells the news nor a restart of the central."""
+    first = desk.site("s/a")
+    desk.make_gate = lambda: Refusing("s/a")
+    desk.restart()
+    assert desk.gate.told == ["s/a"]
+    assert "s/a cannot take part: its key was withdrawn" in caplog.text
+    first.leave()
+    desk.site("s/b")
+    assert "s/a cannot be let go of: its key was withdrawn" in caplog.text
+    assert desk.gate.told == ["s/a", "s/a", "s/b"]
+    assert [member.replica for member in desk.books.live()] == ["s/b"]
 
 
 def test_the_first_model_binds(desk) -> None:
@@ -188,19 +237,6 @@ def test_takeover_voids_what_is_not_presented(desk) -> None:
     assert desk.books.receive(again) is None
     desk.merge(shown)
     assert desk.books.receive(again).outcome == "merged"
-
-
-def test_presented_deltas_have_their_fate_in_the_reply(desk) -> None:
-    old = desk.site()
-    merged = old.contribute()
-    rejected = old.deliver(old.acquire())
-    desk.books.reject(rejected.delta, "nan")
-    desk.clock.advance(10.0)
-    new = desk.site(deltas=(rejected.delta, merged.delta, "9" * 32))
-    assert [(v.delta, v.outcome) for v in new.registered.verdicts] == [
-        (rejected.delta, "rejected"),
-        (merged.delta, "merged"),
-    ]
 
 
 def test_registering_again_changes_nothing(desk) -> None:

@@ -3,6 +3,7 @@
 import threading
 
 import pytest
+from pydantic import ValidationError
 
 from pww.clock import SystemClock
 from pww.errors import Refused
@@ -25,6 +26,28 @@ def test_a_lost_reply_is_repeated_not_granted_again(desk) -> None:
     assert site.acquire(key="7" * 32) == lease
     assert desk.coverage() == (0, 3, 17)
     assert site.acquire().id != lease.id
+
+
+def test_a_repeated_key_gets_no_lease_that_went_to_another(desk) -> None:
+    site, other = desk.site("s/a"), desk.site("s/b")
+    key = "7" * 32
+    lost = site.acquire(key=key, ttl_s=5.0)
+    desk.clock.advance(6.0)
+    assert other.acquire().span == lost.span
+    anew = site.acquire(key=key)
+    assert (anew.id, anew.span) == (3, Span(3, 6))
+    assert site.acquire(key=key) == anew, "the new grant is the key's now"
+    assert desk.coverage() == (0, 6, 14)
+
+
+def test_a_repeated_key_revives_a_lease_that_expired_and_nobody_got(desk) -> None:
+    site = desk.site()
+    lease = site.acquire(key="7" * 32, ttl_s=5.0)
+    desk.clock.advance(6.0)
+    assert site.acquire(key="7" * 32) == lease
+    desk.clock.advance(29.0)
+    desk.books.tick()
+    assert desk.coverage() == (0, 3, 17)
 
 
 def test_a_key_names_one_request(desk) -> None:
@@ -108,14 +131,22 @@ def test_release_returns_only_own_leases(desk) -> None:
         assert desk.coverage()[2] == unassigned
 
 
-def test_instructions_count_windows(desk) -> None:
-    site = desk.site()
-    told = site.beat()
-    assert (told.committed_windows, told.total_windows, told.round) == (0, 78, 0)
-    for _ in range(5):
-        site.contribute(4)
-    told = site.beat()
-    assert (told.committed_windows, told.round) == (78, 5)
+def test_every_answer_names_the_newest_round(desk) -> None:
+    site, other = desk.site("s/a"), desk.site("s/b")
+    key = "7" * 32
+    assert (site.answer(4, key=key).round, site.beat().round) == (0, 0)
+    for _ in range(4):
+        other.contribute(4)
+    assert site.answer(4, key=key).round == 4, "a grant that is repeated too"
+    waiting = site.answer(4)
+    assert (waiting.round, isinstance(waiting.answer, Wait)) == (4, True)
+    other.leave()
+    site.leave()
+    last = desk.site("s/c")
+    last.contribute(4)
+    done = last.answer(4)
+    assert (done.round, isinstance(done.answer, Exhausted)) == (5, True)
+    assert last.beat().round == 5
 
 
 def test_a_grant_says_how_much_was_committed(desk) -> None:
@@ -149,6 +180,65 @@ def test_a_restart_keeps_leases_for_the_grace_period(desk) -> None:
     assert desk.books.live() == ()
     assert desk.coverage() == (0, 0, 20)
     assert site.beat(lease.id).leases[0].valid
+
+
+@pytest.mark.parametrize("renewed_s", [0.0, 20.0, 299.0, 301.0, 400.0, 5000.0])
+@pytest.mark.parametrize("restarts", [1, 3])
+def test_a_restart_takes_no_lease_that_its_holder_counts_on(desk, renewed_s, restarts) -> None:
+    """The holder counts from its sending, which is now; the manual clock goes on in between."""
+    site, other = desk.site("s/a"), desk.site("s/b")
+    lease = site.acquire(20, ttl_s=300.0)
+    certain_s = desk.clock.monotonic() + 300.0
+    if renewed_s:
+        desk.clock.advance(10.0)
+        site.beat(lease.id, ttl_s=renewed_s)
+        certain_s = max(certain_s, desk.clock.monotonic() + renewed_s)
+    for _ in range(restarts):
+        desk.clock.advance(1.0)
+        desk.restart()
+    while desk.clock.monotonic() < certain_s:
+        assert isinstance(other.ask(1), Wait)
+        desk.clock.advance(5.0)
+    desk.clock.advance(max(300.0, 1.25 * renewed_s))
+    assert isinstance(other.ask(1), Granted), "but not for ever"
+
+
+def test_a_claimed_lease_is_kept_through_a_restart_for_the_time_that_it_was_told(desk) -> None:
+    desk.darl = desk.darl.model_copy(update={"restore_grace_s": 1.0})
+    desk.restart()
+    site = desk.site("s/a")
+    lease = site.acquire(20, ttl_s=5.0)
+    (told,) = site.register(leases=(lease.id,)).leases
+    assert told.ttl_s == 30.0
+    desk.restart()
+    desk.clock.advance(told.ttl_s - 1.0)
+    assert isinstance(desk.site("s/b").ask(1), Wait)
+
+
+def test_renewals_of_the_same_size_cost_no_event(desk) -> None:
+    site = desk.site()
+    lease = site.acquire(ttl_s=30.0)
+
+    def events() -> int:
+        return int(desk.ledger.rows("SELECT COUNT(*) FROM lease_events")[0][0])
+
+    before = events()
+    for ttl_s in (30.0, 29.0, 100.0, 101.0, 120.0, 99.0):
+        site.beat(lease.id, ttl_s=ttl_s)
+    assert events() == before + 1
+
+
+def test_nobody_holds_a_lease_for_more_than_a_day(desk) -> None:
+    site = desk.site()
+    with pytest.raises(ValidationError, match="less than or equal to 86400"):
+        site.acquire(ttl_s=86_401.0)
+    lease = site.acquire(2**40 - 1, ttl_s=86_400.0)
+    assert lease.span == Span(0, 20), "what is there"
+    with pytest.raises(ValidationError, match="less than or equal to 86400"):
+        site.beat(lease.id, ttl_s=1e9)
+    desk.clock.advance(86_400.0)
+    desk.books.tick()
+    assert desk.coverage() == (0, 0, 20)
 
 
 def test_after_a_restart_a_dead_process_is_replaced_after_the_detection_time(desk) -> None:

@@ -103,6 +103,11 @@ def test_refusals_keep_their_code_and_advice(client: httpx.Client, desk) -> None
         {"extra": 1},
         {"protocol": 2},
         {"versions": {"a": 1}},
+        {"versions": {"a" * 65: "1"}},
+        {"versions": {str(i): "1" for i in range(33)}},
+        {"node_key": "no key"},
+        {"node_key": "k" * 1001},
+        {"run": "9" * 31},
     ],
 )
 def test_a_bad_message_is_400_without_effect(client: httpx.Client, desk, changes) -> None:

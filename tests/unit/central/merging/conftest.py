@@ -47,8 +47,10 @@ NO_BYTES = PayloadInfo(
     sha256="e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855",
 )
 SPACE = BlockSpace(
-    num_windows=400, block_windows=2, seed=3, epochs=1, window_tokens=9, corpus="c" * 64
+    num_windows=400, block_windows=2, seed=3, epochs=1, window_tokens=26, corpus="c" * 64
 )
+BLOCK_TOKENS = 2 * 25
+"""A delta's tokens are those of its blocks, so a test that wants a weight leases as many."""
 DARL = schema.Darl(
     block_windows=2, seed=3, epochs=1, ttl_floor_s=60.0, heartbeat_s=3.0, detect_s=10.0,
     restore_grace_s=30.0,
@@ -116,14 +118,15 @@ class Site:
         answer = self.world.books.acquire(
             Acquire(
                 replica=self.replica, incarnation=self.incarnation, key=key,
-                num_blocks=num_blocks, ttl_s=1e6,
+                num_blocks=num_blocks, ttl_s=8e4,
             )
         ).answer  # fmt: skip
         return answer.lease, self.world.books.round
 
     def offer(self, delta, *, lease=None, codec="fp32", **changes):
         """An offer over a leased span, with its payload on the site's disk."""
-        lease, base = lease or self.lease()
+        lease, base = lease or self.lease(changes.pop("tokens", 100) // BLOCK_TOKENS)
+        tokens = len(lease.span) * BLOCK_TOKENS
         name = self.world.token()
         path = self.world.folder / f"{name}.delta"
         if delta is None:
@@ -132,16 +135,16 @@ class Site:
             shapes = {n: tuple(t.shape) for n, t in delta.items()}
             info = write_payload(path, delta.items(), shapes, get_codec(codec))
         told = {
-            "steps": 10, "tokens": 100, "loss": 2.0, "phase_seconds": 20.0, "tokens_per_s": 5.0,
+            "steps": 10, "tokens": tokens, "loss": 2.0, "phase_seconds": 20.0, "tokens_per_s": 5.0,
             "drift": 0.1,
-        } | changes.pop("metrics", {})  # fmt: skip
-        told["tokens"] = changes.get("tokens", told["tokens"])
+        }  # fmt: skip
+        metrics = PhaseMetrics(**told).model_copy(update=changes.pop("metrics", {}))
         fields = {
             "run": self.world.books.run, "replica": self.replica,
             "incarnation": self.incarnation, "delta": name, "prev": self.prev,
             "base_round": base, "spans": (Leased(lease=lease.id, span=lease.span),),
-            "tokens": 100, "partial": False, "finite": delta is not None, "payload": info,
-            "metrics": PhaseMetrics(**told),
+            "tokens": tokens, "partial": False, "finite": delta is not None, "payload": info,
+            "metrics": metrics,
         }  # fmt: skip
         offer = Offer(**(fields | changes))
         path.with_suffix(".json").write_text(offer.model_dump_json())
