@@ -3,7 +3,8 @@
     PwwError                    base; its text is the whole message for a person
     ├── ConfigError             the configuration is wrong: all faults, one a line (exit 2)
     ├── DataError               corpus, manifest or tokenizer unusable
-    ├── PayloadError            bytes that are not what they claim: digest, names, shapes, nan
+    ├── PayloadError            bytes that are not what they claim: digest, names, shapes
+    │   └── NotFiniteError      values that are nan or inf, or would become so
     ├── CheckpointError         a checkpoint cannot be written or read; the previous one is intact
     ├── LeaseError              the lease protocol refused a request
     ├── StateError              a state folder or port is taken, or belongs to another run
@@ -47,6 +48,10 @@ class DataError(PwwError):
 
 class PayloadError(PwwError):
     """Received or stored bytes are not what they claim to be."""
+
+
+class NotFiniteError(PayloadError):
+    """Values are nan or inf, or would become so; what the bytes claim may be right."""
 
 
 class CheckpointError(PwwError):

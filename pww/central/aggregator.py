@@ -14,7 +14,15 @@ from typing import Literal, assert_never
 
 from pww.central.coordinator import Coordinator, Staged
 from pww.central.generations import Generation, Generations, name_of
-from pww.central.merge import Excluded, Shapes, StagedPayload, inspect, merge, screen, shapes_of
+from pww.central.merge import (
+    Excluded,
+    Shapes,
+    StagedPayload,
+    inspect,
+    merge_finite,
+    screen,
+    shapes_of,
+)
 from pww.central.payload_store import PayloadStore
 from pww.central.round_report import metrics_fault, round_report
 from pww.central.rounds_policy import grace_s, has_quorum, is_due
@@ -69,7 +77,7 @@ class Aggregator:
         """Publishes theta(0) as round 0, with momentum 0; every later seed is ignored.
 
         Raises:
-            Refused: it is for another run.
+            Refused: it is for another run, or of another model than the run's.
             PayloadError: it is damaged, not fp32, not finite, or not of the model that it names.
             StateError: the disk refused; no theta is published.
         """
@@ -81,6 +89,12 @@ class Aggregator:
                     f"theta(0) is for run {seed.run}, this central serves run {self.books.run}: "
                     "start the site anew, or point central.url at the right central",
                     code="wrong_run",
+                )
+            if self.books.model and seed.model != self.books.model:
+                raise Refused(
+                    f"theta(0) is of model {seed.model}, this run trains model {self.books.model}: "
+                    "start the site with the model settings of the run, or a new run",
+                    code="wrong_model",
                 )
             try:
                 generation = write_theta0(
@@ -217,19 +231,18 @@ class Aggregator:
         offers = {one.offer.delta: one.offer for one in staged}
         received = sum(offer.payload.size_bytes for offer in offers.values())
         with screen([self._payload_of(one) for one in staged], self._shapes) as screened:
-            self._exclude(screened.excluded)
-            if not screened.usable:
-                log.warning("round %d is void: no delta of it could be merged", number)
-                self._drop(offers)
-                return None
             try:
-                with self._generations.draft(number, self._shapes) as draft:
-                    result = merge(
-                        base, screened.usable, outer=self._diloco.outer,
-                        discount=self._diloco.staleness_discount, out=draft,
-                    )  # fmt: skip
+                result, screened = merge_finite(
+                    base, screened, generations=self._generations, outer=self._diloco.outer,
+                    discount=self._diloco.staleness_discount,
+                )  # fmt: skip
             except OSError as why:
                 raise _disk(f"round {number}", why) from why
+        self._exclude(screened.excluded)
+        if result is None:
+            log.warning("round %d is void: no delta of it could be merged", number)
+            self._drop(offers)
+            return None
         generation = self._generations.open(name_of(number))
         report = round_report(
             result, [offers[delta] for delta in result.merged],

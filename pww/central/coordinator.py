@@ -82,6 +82,11 @@ class Coordinator:
         return self._state.run
 
     @property
+    def model(self) -> str:
+        """`model_digest` of what the run trains, "" before the first site has registered."""
+        return self._state.model
+
+    @property
     def round(self) -> int:
         """Version of theta_outer."""
         return self._state.round
@@ -99,6 +104,13 @@ class Coordinator:
     def report(self) -> RoundReport | None:
         """What the newest merge did."""
         return self._state.report
+
+    def reports(self) -> tuple[RoundReport, ...]:
+        """What each merge did, oldest first: `reports()[n]` made round n + 1."""
+        rows = self._state.ledger.rows(
+            "SELECT report FROM rounds WHERE report IS NOT NULL ORDER BY round"
+        )
+        return tuple(RoundReport.model_validate_json(str(report)) for (report,) in rows)
 
     def exhausted(self) -> bool:
         """Whether every block is committed."""

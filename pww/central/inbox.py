@@ -17,8 +17,9 @@ log = logging.getLogger(__name__)
 class CentralInbox:
     """The one object that the server loop over Flower talks to.
 
-    `noted` are the rows that the processes before this one wrote: counts go on from there, and a
-    round that was committed just before a death gets its row now.
+    Counts come from the ledger, whoever committed the rounds. `noted` are the rows that the
+    processes before this one wrote: a round that was committed just before a death, or whose row
+    the disk refused, gets its row now.
     """
 
     def __init__(
@@ -30,12 +31,13 @@ class CentralInbox:
         noted: Sequence[Mapping[str, object]] = (),
     ) -> None:
         self._books, self._merger, self._metrics = coordinator, aggregator, metrics
-        self._evaluated = {int(str(row["round"])) for row in noted if row["split"] == "eval"}
-        outer = [row for row in noted if row["split"] == "outer"]
-        self._tokens = int(str(outer[-1]["tokens"])) if outer else 0
-        newest = coordinator.report()
-        if newest is not None and newest.round not in {row["round"] for row in outer}:
-            self._note(newest)
+        self._evaluated = {row.get("round") for row in noted if row.get("split") == "eval"}
+        self._tokens = [0]  # all that were merged into theta_outer(round), by round
+        written = {row.get("round") for row in noted if row.get("split") == "outer"}
+        for report in coordinator.reports():
+            self._tokens.append(self._tokens[-1] + report.tokens)
+            if report.round not in written:
+                self._write(report)
 
     def live(self) -> tuple[Member, ...]:
         """Members that are heard from."""
@@ -68,7 +70,8 @@ class CentralInbox:
         if told.held_out_loss >= 0 and offer.base_round not in self._evaluated:
             self._evaluated.add(offer.base_round)
             self._metrics.row(
-                "eval", step=offer.base_round, round=offer.base_round, tokens=self._tokens,
+                "eval", step=offer.base_round, round=offer.base_round,
+                tokens=self._tokens[offer.base_round],
                 loss=told.held_out_loss, perplexity=math.exp(min(told.held_out_loss, 700.0)),
                 held_out_tokens=told.held_out_tokens,
             )  # fmt: skip
@@ -79,21 +82,24 @@ class CentralInbox:
         self._books.tick()
         report = self._merger.maybe_close()
         if report is not None:
-            self._note(report)
+            self._tokens.append(self._tokens[-1] + report.tokens)
+            self._write(report)
+            self._log(report)
 
     def finished(self) -> bool:
         """Every block is in, and everybody who took part has been told and has left."""
         return self._books.exhausted() and not self._books.live()
 
-    def _note(self, report: RoundReport) -> None:
-        self._tokens += report.tokens
+    def _write(self, report: RoundReport) -> None:
         row = report.model_dump(mode="json")
         loss, tokens = row.pop("loss"), row.pop("tokens")
         del row["round"]
         self._metrics.row(
-            "outer", step=report.round, round=report.round, tokens=self._tokens, loss=loss,
-            merge_tokens=tokens, **row,
+            "outer", step=report.round, round=report.round, tokens=self._tokens[report.round],
+            loss=loss, merge_tokens=tokens, **row,
         )  # fmt: skip
+
+    def _log(self, report: RoundReport) -> None:
         coverage = self._books.status()["coverage"]
         log.info(
             "round %d: merged %s  loss %.4f  agreement %.2f  %d of %d blocks committed",

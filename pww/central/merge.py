@@ -3,21 +3,22 @@
 `screen` looks at every value of every delta before anything is merged, so a nan in a last tensor
 pollutes nothing; what it leaves out it names. `merge` then reads each payload again, tensor by
 tensor, deltas in the order of replica and delta id: arrival order changes no bit. Memory: about
-three of the largest tensors.
+three of the largest tensors. Finite values may still add up to inf: `merge_finite` then gives the
+draft up, leaves out the delta that is to blame and begins again.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 
-from pww.central.generations import Draft, Generation
-from pww.codec import require_finite
+from pww.central.generations import Draft, Generation, Generations
+from pww.codec import is_finite, require_finite
 from pww.config import schema
-from pww.errors import PayloadError
+from pww.errors import NotFiniteError, PayloadError
 from pww.outer import accumulate, get_optimizer, weights
 from pww.transport.payload import PayloadReader
 from pww.transport.tensorfile import TensorReader
@@ -59,6 +60,12 @@ class Screened:
     excluded: tuple[Excluded, ...]
     _stack: ExitStack = field(repr=False)
 
+    def without(self, delta: str, reason: str) -> "Screened":
+        """Leaves one of `usable` out as well, and what was encoded on it."""
+        staged = next(one for one, _ in self.usable if one.delta == delta)
+        left_out = [*self.excluded, Excluded(delta, staged.replica, reason)]
+        return _sorted_out(self.usable, left_out, self._stack)
+
     def __enter__(self) -> "Screened":
         return self
 
@@ -84,6 +91,14 @@ class MergeResult:
     agreement: float
 
 
+class Overflow(NotFiniteError):
+    """The step would leave a value that is not finite; `delta` is the one to leave out."""
+
+    def __init__(self, tensor: str, delta: str) -> None:
+        self.delta = delta
+        super().__init__(f"merging it would make theta not finite: tensor {tensor}")
+
+
 def inspect(path: Path, info: PayloadInfo, shapes: Shapes) -> PayloadReader:
     """An opened payload that fits a model of `shapes` and is finite throughout.
 
@@ -107,22 +122,59 @@ def inspect(path: Path, info: PayloadInfo, shapes: Shapes) -> PayloadReader:
 def screen(deltas: Sequence[StagedPayload], shapes: Shapes) -> Screened:
     """Sorts out what cannot be merged: damaged, not finite, another model's, encoded on such."""
     stack = ExitStack()
-    usable: dict[str, tuple[StagedPayload, PayloadReader]] = {}
-    excluded: dict[str, Excluded] = {}
+    usable: list[tuple[StagedPayload, PayloadReader]] = []
+    excluded: list[Excluded] = []
     for staged in sorted(deltas, key=lambda d: (d.replica, d.delta)):
         try:
             reader = stack.enter_context(inspect(staged.path, staged.info, shapes))
         except PayloadError as fault:
-            excluded[staged.delta] = Excluded(staged.delta, staged.replica, str(fault))
+            excluded.append(Excluded(staged.delta, staged.replica, str(fault)))
         else:
-            usable[staged.delta] = (staged, reader)
-    # A delta encoded on an excluded one carries a residual that was never adopted.
+            usable.append((staged, reader))
+    return _sorted_out(usable, excluded, stack)
+
+
+def _sorted_out(
+    opened: Iterable[tuple[StagedPayload, PayloadReader]],
+    left_out: Iterable[Excluded],
+    stack: ExitStack,
+) -> Screened:
+    """Leaves out, too, what was encoded on what is left out: its residual was never adopted."""
+    excluded = {one.delta: one for one in left_out}
+    usable = {staged.delta: (staged, reader) for staged, reader in opened}
+    usable = {delta: pair for delta, pair in usable.items() if delta not in excluded}
     while orphans := [d for d, (staged, _) in usable.items() if staged.prev in excluded]:
         for delta in orphans:
             staged, _ = usable.pop(delta)
             reason = f"it was encoded on delta {staged.prev}, which was left out"
             excluded[delta] = Excluded(delta, staged.replica, reason)
     return Screened(tuple(usable.values()), tuple(excluded.values()), stack)
+
+
+def merge_finite(
+    base: Generation,
+    screened: Screened,
+    *,
+    generations: Generations,
+    outer: schema.Outer,
+    discount: float,
+) -> tuple[MergeResult | None, Screened]:
+    """The generation after `base`, of all that can be merged; and who was left out in the end.
+
+    None, and no generation, if nobody is left: the round is void.
+
+    Raises:
+        OSError: it could not be written.
+    """
+    while screened.usable:
+        try:
+            with generations.draft(base.info.round + 1, shapes_of(base)) as draft:
+                result = merge(base, screened.usable, outer=outer, discount=discount, out=draft)
+        except Overflow as fault:
+            screened = screened.without(fault.delta, str(fault))
+        else:
+            return result, screened
+    return None, screened
 
 
 def merge(
@@ -136,6 +188,10 @@ def merge(
     """Writes the outer step from `base` under the weighted mean of `usable` to `out`.
 
     A round steps as a partial phase only if every delta in it is partial.
+
+    Raises:
+        Overflow: theta or momentum would not be finite. It names the delta that is largest in that
+            tensor, the first of several.
     """
     staged = [one for one, _ in usable]
     share = weights([d.tokens for d in staged], [d.staleness for d in staged], discount)
@@ -143,10 +199,13 @@ def merge(
     optimizer = get_optimizer(outer)
     squares, total = [0.0] * len(usable), 0.0
 
+    here = [0.0] * len(usable)  # squares in the tensor at hand
+
     def decoded(name: str) -> Iterator[torch.Tensor]:
         for i, (_, payload) in enumerate(usable):
             delta = payload.tensor(name)
-            squares[i] += square_sum(delta)
+            here[i] = square_sum(delta)
+            squares[i] += here[i]
             yield delta
             del delta
 
@@ -157,6 +216,8 @@ def merge(
             theta, momentum = thetas.get(name), momenta.get(name)
             optimizer.step(theta, momentum, mean, partial=partial)
             del mean
+            if not (is_finite(theta) and is_finite(momentum)):
+                raise Overflow(name, staged[here.index(max(here))].delta)
             out.add(name, theta=theta, momentum=momentum)
             del theta, momentum
     norms = tuple(math.sqrt(square) for square in squares)

@@ -1,4 +1,7 @@
-"""The arithmetic of a round's report: losses pooled by tokens, drift as mean and max."""
+"""The arithmetic of a round's report: losses pooled by tokens, drift as mean and max; all finite.
+
+A report goes to every site as JSON, which knows no inf and no nan.
+"""
 
 import math
 from collections.abc import Sequence
@@ -6,14 +9,17 @@ from collections.abc import Sequence
 from pww.central.merge import MergeResult
 from pww.wire import Offer, RoundReport
 
+LARGEST = 1e30
+"""Largest number that a metric may be: far above any that a run measures, and sums stay finite."""
+
 
 def metrics_fault(offer: Offer) -> str:
-    """Which of an offer's metrics is nan or inf, "" if none is; one would poison the report."""
+    """Which of an offer's metrics cannot be, "" if all can; one would poison the report."""
     told = offer.metrics
     for name in ("loss", "drift", "delta_norm", "held_out_loss"):
         value = getattr(told, name)
-        if not math.isfinite(value):
-            return f"its metric {name} is {value}"
+        if not abs(value) <= LARGEST:  # nan compares as false
+            return f"its metric {name} is {value:g}, not from -{LARGEST:g} to {LARGEST:g}"
     return ""
 
 
@@ -27,19 +33,19 @@ def round_report(
     merge_seconds: float,
 ) -> RoundReport:
     """What the merge of `offers` did; `rejected` are "site/a: reason" since the merge before."""
-    tokens = sum(offer.metrics.tokens for offer in offers)
-    pooled = math.fsum(offer.metrics.loss * offer.metrics.tokens for offer in offers)
+    shares = [offer.tokens / result.tokens for offer in offers]
+    losses = [offer.metrics.loss for offer in offers]
     drifts = [offer.metrics.drift for offer in offers]
     return RoundReport(
         round=round_,
         merged=tuple(offer.replica for offer in offers),
         rejected=tuple(rejected),
         tokens=result.tokens,
-        loss=pooled / max(tokens, 1),
+        loss=math.fsum(p * loss for p, loss in zip(shares, losses, strict=True)),
         delta_norm=result.delta_norm,
         avg_delta_norm=result.avg_delta_norm,
         agreement=result.agreement,
-        drift_mean=math.fsum(drifts) / len(drifts),
+        drift_mean=math.fsum(drift / len(drifts) for drift in drifts),
         drift_max=max(drifts),
         bytes_received=bytes_received,
         merge_seconds=merge_seconds,

@@ -25,7 +25,7 @@ class Codec(Protocol):
         """The parts of an fp32 `tensor`; does not change it.
 
         Raises:
-            PayloadError: a value is nan or inf, or too large for this codec.
+            NotFiniteError: a value is nan or inf, or too large for this codec.
         """
 
     def decode(self, parts: Mapping[str, torch.Tensor], shape: Shape) -> torch.Tensor:

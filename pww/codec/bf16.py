@@ -11,7 +11,7 @@ import torch
 
 from pww.codec.base import Layout, Shape, layout_bytes
 from pww.codec.finite import is_finite, require_finite
-from pww.errors import PayloadError
+from pww.errors import NotFiniteError
 
 
 class Bf16:
@@ -27,12 +27,12 @@ class Bf16:
         """The rounded values.
 
         Raises:
-            PayloadError: a value is nan or inf, or would round to inf.
+            NotFiniteError: a value is nan or inf, or would round to inf.
         """
         require_finite(tensor)
         values = tensor.to(torch.bfloat16)
         if not is_finite(values):
-            raise PayloadError(
+            raise NotFiniteError(
                 f"a value of magnitude {float(tensor.abs().max()):.6g} is above bf16's largest, "
                 f"{torch.finfo(torch.bfloat16).max:.6g}: use codec=fp32, and doubt the delta"
             )

@@ -6,7 +6,7 @@ leaves a site silently nor enters a merge.
 
 import torch
 
-from pww.errors import PayloadError
+from pww.errors import NotFiniteError
 
 CHUNK = 1 << 20
 """Elements looked at together: `isfinite` needs scratch of the size of its input."""
@@ -23,14 +23,14 @@ def require_finite(tensor: torch.Tensor) -> None:
     """Lets finite values pass.
 
     Raises:
-        PayloadError: with the number of bad values; the caller adds the tensor's name.
+        NotFiniteError: with the number of bad values; the caller adds the tensor's name.
     """
     if is_finite(tensor):
         return
     bad = sum(
         int((~torch.isfinite(part)).sum().item()) for part in torch.split(tensor.reshape(-1), CHUNK)
     )
-    raise PayloadError(
+    raise NotFiniteError(
         f"{bad} of {tensor.numel()} values are nan or inf; such a delta is never merged: lower the "
         "learning rate, or look for a broken device"
     )

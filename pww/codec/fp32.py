@@ -21,7 +21,7 @@ class Fp32:
         """The tensor itself.
 
         Raises:
-            PayloadError: a value is nan or inf.
+            NotFiniteError: a value is nan or inf.
         """
         require_finite(tensor)
         return {"values": tensor}

@@ -81,20 +81,5 @@ def outer_step_(
             m.copy_(velocity)
 
 
-def outer_step(
-    theta: torch.Tensor,
-    momentum: torch.Tensor,
-    delta: torch.Tensor,
-    *,
-    lr: float,
-    momentum_factor: float,
-    partial: bool,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """`outer_step_` on copies: the new theta and momentum."""
-    theta, momentum = theta.clone(), momentum.clone()
-    outer_step_(theta, momentum, delta, lr=lr, momentum_factor=momentum_factor, partial=partial)
-    return theta, momentum
-
-
 def _chunks(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return torch.split(tensor.view(-1), CHUNK)

@@ -22,7 +22,7 @@ from uuid import uuid4
 import torch
 
 from pww.codec import Codec
-from pww.errors import CheckpointError, PayloadError, PwwError
+from pww.errors import CheckpointError, NotFiniteError, PayloadError, PwwError
 from pww.folder import sync_folder, sync_tree, write_durably
 from pww.log import JsonLines
 from pww.trainer.api import EvalResult, PhaseResult, Trainer
@@ -42,6 +42,8 @@ NOTHING = PayloadInfo(
 """The payload of a delta that is not finite: no bytes (their SHA-256)."""
 
 
+LARGEST = 1e30
+"""Largest loss, norm or drift that a message can tell; beyond it a phase has diverged."""
 MAX_RATE = 1e9
 """Tokens per second that a message can tell; a phase can be shorter than the clock's tick."""
 
@@ -119,6 +121,7 @@ class Outbox:
 
         Raises:
             CheckpointError: it could not be written (disk full, say); the one before it is intact.
+            PayloadError: theta on the disk is damaged, or not the trainer's; likewise.
         """
         number = 0 if self.last is None else int(self.last.folder.name.removeprefix("phase-")) + 1
         final = self._folder / f"phase-{number:06d}"
@@ -129,15 +132,19 @@ class Outbox:
         if self._ranks.rank == 0:
             try:
                 part.mkdir()
-                if not math.isfinite(result.loss):
-                    raise PayloadError(f"its loss is {result.loss}")
+                _require_told("loss", result.loss)
                 payload = write_payload(
                     part / "delta.safetensors", iter(differences), trainer.shapes(), self._codec
                 )
+                _require_told("norm", differences.norm)
+                _require_told("drift", differences.drift)
                 norm, drift = differences.norm, differences.drift
-            except PayloadError as why:
+            except NotFiniteError as why:
                 log.error("delta of %s is not finite and will not be sent: %s", final.name, why)
-                finite = False
+                payload, finite = NOTHING, False
+                (part / "delta.safetensors").unlink(missing_ok=True)
+            except PayloadError as why:
+                fault = why
             except OSError as why:
                 fault = _cannot_write(final, why)
         differences.drain()  # all ranks gather every tensor, whatever happened on rank 0
@@ -150,14 +157,14 @@ class Outbox:
             self._discard(part)
             raise _cannot_write(final, why) from why
 
-        if held_out is not None and not math.isfinite(held_out.loss):
+        if held_out is not None and not abs(held_out.loss) <= LARGEST:
             held_out = None  # a message carries numbers only
 
         def finish() -> Entry:
             metrics = PhaseMetrics(
                 steps=result.steps,
                 tokens=result.tokens,
-                loss=result.loss if math.isfinite(result.loss) else 0.0,
+                loss=result.loss if abs(result.loss) <= LARGEST else 0.0,
                 phase_seconds=result.seconds,
                 tokens_per_s=min(result.tokens / max(result.seconds, 1e-9), MAX_RATE),
                 drift=drift,
@@ -251,17 +258,18 @@ class _Differences:
 
     def __init__(self, trainer: Trainer, theta: Path | None) -> None:
         self._tensors = trainer.tensors()
-        self._theta = None if theta is None else TensorReader(theta)
+        self._theta = theta
         self._moved = self._size = 0.0
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         assert self._theta is not None
-        for name, inner in self._tensors:
-            outer = self._theta.get(name)
-            delta = outer - inner
-            self._moved += float(delta.double().square().sum())
-            self._size += float(outer.double().square().sum())
-            yield name, delta
+        with TensorReader(self._theta) as theta:
+            for name, inner in self._tensors:
+                outer = theta.get(name)
+                delta = outer - inner
+                self._moved += float(delta.double().square().sum())
+                self._size += float(outer.double().square().sum())
+                yield name, delta
 
     def drain(self) -> None:
         """Gathers what is left, so that no other rank waits for this one."""
@@ -277,6 +285,11 @@ class _Differences:
     def drift(self) -> float:
         """||theta_inner - theta_outer|| / ||theta_outer||."""
         return math.sqrt(self._moved / self._size) if self._size else 0.0
+
+
+def _require_told(what: str, value: float) -> None:
+    if not abs(value) <= LARGEST:  # nan compares as false
+        raise NotFiniteError(f"its {what} is {value:g}, beyond {LARGEST:g}")
 
 
 def _cannot_write(final: Path, why: Exception) -> CheckpointError:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from pww.codec import Codec, Layout, codec_named
-from pww.errors import PayloadError
+from pww.errors import NotFiniteError, PayloadError
 from pww.transport.tensorfile import TensorReader, TensorWriter
 from pww.wire import PayloadInfo
 
@@ -29,7 +29,8 @@ def write_payload(
     """Encodes `tensors` (in the order of `shapes`) into `path`, durably, or leaves nothing.
 
     Raises:
-        PayloadError: a value is not finite, or a tensor is not the announced one; both named.
+        NotFiniteError: a value of a named tensor is nan or inf.
+        PayloadError: a tensor, named, is not the announced one.
         OSError: it could not be written (disk full).
     """
     own = {name: tuple(int(n) for n in shape) for name, shape in shapes.items()}
@@ -42,17 +43,12 @@ def write_payload(
                 )
             try:
                 parts = codec.encode(tensor)
-            except PayloadError as fault:
-                raise PayloadError(f"tensor {name}: {fault}") from fault
+            except NotFiniteError as fault:
+                raise NotFiniteError(f"tensor {name}: {fault}") from fault
             for part, values in parts.items():
                 writer.add(f"{name}/{part}", values)
         written = writer.close()
     return PayloadInfo(codec=codec.name, size_bytes=written.size_bytes, sha256=written.sha256)
-
-
-def payload_bytes(shapes: Mapping[str, Sequence[int]], codec: Codec) -> int:
-    """Bytes of the encoded tensors alone, without the header: what a codec's formula says."""
-    return sum(codec.size_bytes(tuple(shape)) for shape in shapes.values())
 
 
 def write_theta(path: Path, tensors: Iterable[tuple[str, torch.Tensor]],

@@ -1,6 +1,7 @@
 """The central's inbox: what came is handed on, rounds are written down once, nothing is left."""
 
 import sys
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "programs"))
 
-from lone_replica import SHAPES, SPACE, config
+from lone_replica import SHAPES, SPACE, TOKENS, config
 
 from pww.central.aggregator import Aggregator
 from pww.central.coordinator import Coordinator
@@ -64,7 +65,7 @@ class Central:
 
     def rows(self, split: str) -> list[dict]:
         rows = read_json_lines(self.folder / "metrics.jsonl")
-        return [row for row in rows if row["split"] == split]
+        return [row for row in rows if row.get("split") == split]
 
     def token(self) -> str:
         self._tokens += 1
@@ -110,6 +111,7 @@ class Site:
 
     def offer(self, lease=None, *, held_out: float = -1.0, loss: float = 2.5, **changes):
         lease = lease or self.acquire().lease
+        tokens = TOKENS * SPACE.num_span_windows(lease.span)
         path = self.central.folder / f"incoming-{self.central.token()}"
         tensors = [(name, torch.full(shape, 0.5)) for name, shape in SHAPES.items()]
         info = write_payload(path, tensors, SHAPES, get_codec("fp32"))
@@ -117,10 +119,10 @@ class Site:
             "run": self.central.books.run, "replica": self.replica,
             "incarnation": self.incarnation, "delta": self.central.token(), "prev": self.prev,
             "base_round": self.central.books.round,
-            "spans": (Leased(lease=lease.id, span=lease.span),), "tokens": 64, "partial": False,
+            "spans": (Leased(lease=lease.id, span=lease.span),), "tokens": tokens, "partial": False,
             "finite": True, "payload": info,
             "metrics": PhaseMetrics(
-                steps=2, tokens=64, loss=loss, phase_seconds=2.0, tokens_per_s=32.0,
+                steps=2, tokens=tokens, loss=loss, phase_seconds=2.0, tokens_per_s=32.0,
                 held_out_loss=held_out, held_out_tokens=100 if held_out >= 0 else 0,
             ),
         } | changes  # fmt: skip
@@ -179,7 +181,7 @@ def test_a_run_from_seed_to_end_is_written_down_round_by_round(central: Central,
     assert [row["tokens"] for row in outer] == [
         sum(row["merge_tokens"] for row in outer[: n + 1]) for n in range(len(outer))
     ]
-    assert outer[-1]["tokens"] == 6 * 64
+    assert outer[-1]["tokens"] == 42 * TOKENS
     assert {tuple(row["merged"]) for row in outer} <= {
         ("local/a",), ("local/b",), ("local/a", "local/b"),
     }  # fmt: skip
@@ -298,8 +300,43 @@ def test_a_restart_goes_on_counting(central, sites) -> None:
     a.deliver(held_out=2.0)
     b.deliver(held_out=2.1)
     central.inbox.tick()
-    assert [row["tokens"] for row in central.rows("outer")] == [128, 256]
+    assert [row["tokens"] for row in central.rows("outer")] == [128, 240]
     assert [(row["round"], row["tokens"]) for row in central.rows("eval")] == [(0, 0), (1, 128)]
+
+
+def test_rows_that_the_disk_refused_are_written_from_the_ledger(central, sites) -> None:
+    a, b = sites
+    for _ in range(2):
+        a.deliver(held_out=3.0)
+        b.deliver()
+        central.inbox.tick()
+    file = central.folder / "metrics.jsonl"
+    whole = central.rows("outer")
+    kept = [line for line in file.read_bytes().splitlines(True) if b'"outer"' in line]
+    file.write_bytes(kept[1] + b"[]\n{}\n")  # of two rounds one row, and lines of nobody's
+    central.reopen()
+    assert sorted(central.rows("outer"), key=lambda row: row["round"]) == whole
+    assert [row["tokens"] for row in whole] == list(
+        accumulate(row["merge_tokens"] for row in whole)
+    )
+    a.deliver(held_out=3.0)
+    b.deliver()
+    central.inbox.tick()
+    newest = central.rows("outer")[-1]
+    assert newest["tokens"] == whole[-1]["tokens"] + newest["merge_tokens"]
+
+
+def test_a_late_evaluation_counts_the_tokens_of_its_own_round(central, sites) -> None:
+    a, b = sites
+    late = b.acquire().lease
+    a.deliver()
+    central.clock.advance(2.0)
+    central.inbox.tick()
+    central.clock.advance(2.0)
+    central.inbox.tick()
+    assert central.books.round == 1
+    b.deliver(lease=late, held_out=3.0, base_round=0)
+    assert [(row["round"], row["tokens"]) for row in central.rows("eval")] == [(0, 0)]
 
 
 def test_a_round_that_closed_just_before_a_death_is_written_by_the_next_process(

@@ -26,7 +26,7 @@ from lone_replica import (
 )
 
 from pww.codec import get_codec
-from pww.errors import CheckpointError
+from pww.errors import CheckpointError, NotFiniteError, PayloadError
 from pww.log import read_json_lines
 from pww.replica.outbox import NOTHING, Outbox
 from pww.trainer.api import EvalResult
@@ -159,15 +159,56 @@ def test_a_nan_sends_nothing_and_names_the_tensor(open_outbox, theta, run, caplo
     assert read_json_lines(run / "draws.jsonl")[0]["delta"] == entry.offer.delta
 
 
-def test_a_loss_of_nan_makes_the_delta_unusable_too(open_outbox, theta, caplog) -> None:
+@pytest.mark.parametrize("loss", ["inf", "nan", "1e+31", "-1e+31"])
+def test_a_loss_beyond_reason_makes_the_delta_unusable_too(
+    open_outbox, theta, caplog, loss
+) -> None:
     class Lost(Pull):
         def run(self, *args, **told):
-            return replace(super().run(*args, **told), loss=float("inf"))
+            return replace(super().run(*args, **told), loss=float(loss))
 
-    entry, _ = put(open_outbox(), Lost(), theta)
+    held_out = EvalResult(loss=float(loss), tokens=5)
+    entry, _ = put(open_outbox(), Lost(), theta, held_out=held_out)
+    assert (entry.offer.finite, entry.offer.payload) == (False, NOTHING)
+    assert entry.offer.metrics.held_out_loss == -1.0
+    assert not entry.payload.exists()
+    assert f"its loss is {loss}, beyond 1e+30" in caplog.text
+
+
+def test_a_delta_whose_norm_no_message_can_tell_is_unusable(open_outbox, theta, caplog) -> None:
+    class Far(Pull):
+        def run(self, *args, **told):
+            result = super().run(*args, **told)
+            self.theta["bias"] = torch.tensor(1e38)
+            return result
+
+    entry, _ = put(open_outbox(), Far(), theta)
     assert (entry.offer.finite, entry.offer.payload) == (False, NOTHING)
     assert not entry.payload.exists()
-    assert "loss is inf" in caplog.text
+    assert "its norm is 1e+38, beyond 1e+30" in caplog.text
+
+
+def test_a_damaged_theta_ends_the_run_and_is_no_nan_of_this_site(
+    open_outbox, theta, run, caplog
+) -> None:
+    outbox = open_outbox()
+    entry, _ = put(outbox, Pull(), theta)
+    trainer, whole = Pull(), theta.path.read_bytes()
+    for damage, text in ((whole[:-1], "theta"), (whole[:4], "cannot hold a header")):
+
+        class Torn(Pull):
+            def run(self, *args, damage=damage, **told):
+                theta.path.write_bytes(damage)
+                return super().run(*args, **told)
+
+        theta.path.write_bytes(whole)
+        trainer = Torn()
+        with pytest.raises(PayloadError, match=text) as caught:
+            put(outbox, trainer, theta, LEASES[1])
+        assert not isinstance(caught.value, NotFiniteError)
+        assert trainer.gathered == len(SHAPES), "the other ranks gather them all"
+        assert (names(run), outbox.last) == (["phase-000000"], entry)
+    assert "will not be sent" not in caplog.text
 
 
 # ---------------------------------------------------------------------- pending, merged, prev

@@ -8,6 +8,9 @@ import torch
 from pww.errors import PayloadError, Refused, StateError
 from pww.transport.payload import PayloadReader
 from pww.transport.tensorfile import TensorReader, state_hash
+from pww.wire import model_digest
+
+SHAPES = {"embed.weight": (40, 3), "scale": (), "last.weight": (7,)}
 
 
 @pytest.fixture
@@ -94,6 +97,22 @@ def test_a_seed_for_another_run_is_refused(empty):
     with pytest.raises(Refused, match=r"is for run ffff.* this central serves run") as caught:
         empty.merger.accept_seed(seed, path)
     assert caught.value.code == "wrong_run"
+
+
+def test_a_seed_of_another_model_than_the_runs_is_refused(empty):
+    empty.join("a/x")  # the first to register says what the run trains
+    tensors = {"other.weight": torch.ones(2, 3)}
+    path = empty.folder / "seed"
+    theirs = model_digest({"other.weight": (2, 3)})
+    seed = empty.seed_message(path, tensors).model_copy(update={"model": theirs})
+    with pytest.raises(Refused, match=f"is of model {theirs}, this run trains model") as caught:
+        empty.merger.accept_seed(seed, path)
+    assert caught.value.code == "wrong_model"
+    assert empty.books.model == model_digest(SHAPES)
+    assert empty.books.model in str(caught.value)
+    assert empty.merger.needs_seed
+    empty.seed()
+    assert not empty.merger.needs_seed
 
 
 def test_nothing_goes_before_theta0(empty, delta_of):

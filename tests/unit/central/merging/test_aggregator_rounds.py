@@ -3,15 +3,15 @@
 import pytest
 
 from pww.config import schema
-from pww.transport.tensorfile import state_hash
+from pww.transport.tensorfile import TensorReader, state_hash
 
 METRIC = {"loss", "drift", "delta_norm", "held_out_loss"}
 
 
 def both(world, a, b, deltas, **changes):
     """Both lease, then both deliver; nothing is merged before the second."""
-    leases = a.lease(), b.lease()
-    b.deliver(deltas[1], lease=leases[1], tokens=300, **changes)
+    leases = a.lease(), b.lease(6)
+    b.deliver(deltas[1], lease=leases[1], **changes)
     assert world.merger.maybe_close() is None
     a.deliver(deltas[0], lease=leases[0], **changes)
     return world.merger.maybe_close()
@@ -33,10 +33,10 @@ def test_rounds_of_two_sites_are_numpys_to_the_bit(world, reference, delta_of):
 def test_the_report_is_arithmetic(world, reference, delta_of):
     a, b = world.join("a/x"), world.join("b/y")
     one, two = delta_of(1), delta_of(2)
-    leases = a.lease(), b.lease()
+    leases = a.lease(), b.lease(6)
     offer, path = a.offer(one, lease=leases[0], metrics={"loss": 2.0, "drift": 0.01})
     world.merger.accept(offer, path)
-    second, path = b.offer(two, lease=leases[1], tokens=300, metrics={"loss": 4.0, "drift": 0.3})
+    second, path = b.offer(two, lease=leases[1], metrics={"loss": 4.0, "drift": 0.3})
     world.merger.accept(second, path)
     report = world.merger.maybe_close()
     reference.merge([one, two], tokens=[100, 300])
@@ -125,11 +125,90 @@ def test_a_site_that_says_it_is_not_finite_is_named(world, delta_of, caplog):
     assert world.merger.maybe_close().rejected == ()
 
 
+@pytest.mark.parametrize("value", ["nan", "inf", "-1e+31"])
 @pytest.mark.parametrize("metric", sorted(METRIC))
-def test_a_metric_that_is_not_finite_is_turned_away(world, delta_of, metric):
+def test_a_metric_that_cannot_be_is_turned_away(world, delta_of, metric, value):
     a = world.join("a/x")
-    verdict = a.deliver(delta_of(1), metrics={metric: float("nan")})
-    assert (verdict.outcome, verdict.reason) == ("rejected", f"its metric {metric} is nan")
+    verdict = a.deliver(delta_of(1), metrics={metric: float(value)})
+    reason = f"its metric {metric} is {value}, not from -1e+30 to 1e+30"
+    assert (verdict.outcome, verdict.reason) == ("rejected", reason)
+
+
+def test_the_largest_metrics_there_are_make_a_report_that_can_be_sent(world, delta_of):
+    a, b = world.join("a/x"), world.join("b/y")
+    extreme = {"loss": 1e30, "drift": 1e30, "delta_norm": 1e30}
+    leases = a.lease(), b.lease()
+    for site, lease in zip((a, b), leases, strict=True):
+        assert site.deliver(delta_of(1), lease=lease, metrics=extreme) is None
+    report = world.merger.maybe_close()
+    assert (report.loss, report.drift_mean, report.drift_max) == (1e30, 1e30, 1e30)
+    invitation, _ = world.merger.invitation("a/x", "phase")
+    assert type(invitation).model_validate_json(invitation.model_dump_json()) == invitation
+
+
+def huge(delta, value=3e38):
+    """Every value is finite, and no theta survives it."""
+    return {name: t * 0 + value for name, t in delta.items()}
+
+
+RUINS = "merging it would make theta not finite: tensor embed.weight"
+
+
+def test_a_huge_delta_is_left_out_by_name_and_the_rest_is_merged(world, reference, delta_of):
+    a, b, c = (world.join(name) for name in ("a/x", "b/y", "c/z"))
+    leases = a.lease(), b.lease(20), c.lease()
+    for site, lease, delta in zip((a, b, c), leases, (1, 2, 3), strict=True):
+        tensors = huge(delta_of(2)) if site is b else delta_of(delta)
+        assert site.deliver(tensors, lease=lease) is None
+    report = world.merger.maybe_close()
+    reference.merge([delta_of(1), delta_of(3)], tokens=[100, 100])
+    assert world.matches(reference)
+    assert report.merged == ("a/x", "c/z")
+    assert report.rejected == (f"b/y: {RUINS}",)
+    assert world.books.verdicts("b/y")[-1].reason == RUINS
+    assert (world.payloads(), world.generations()) == ([], ["round-000000", "round-000001"])
+
+
+def test_a_round_of_huge_deltas_only_is_void(world, reference, delta_of, caplog):
+    a, b = world.join("a/x"), world.join("b/y")
+    assert both(world, a, b, [huge(delta_of(1)), huge(delta_of(2), -3.4e38)]) is None
+    assert "round 1 is void" in caplog.text
+    assert (world.books.round, world.payloads(), world.generations()) == (0, [], ["round-000000"])
+    assert world.matches(reference)
+    for site in (a, b):
+        assert world.books.verdicts(site.replica)[-1].reason == RUINS
+        site.prev = ""
+    both(world, a, b, [delta_of(3), delta_of(4)])
+    reference.merge([delta_of(3), delta_of(4)], tokens=[100, 300])
+    assert world.matches(reference)
+
+
+def test_what_was_encoded_on_a_huge_delta_is_left_out_too(world, reference, delta_of):
+    a, b = world.join("a/x"), world.join("b/y")
+    lease, first, second = b.lease(), a.lease(20), a.lease()
+    a.deliver(huge(delta_of(1)), lease=first)
+    lost = a.prev
+    a.deliver(delta_of(2), lease=second)
+    b.deliver(delta_of(3), lease=lease)
+    report = world.merger.maybe_close()
+    reference.merge([delta_of(3)], tokens=[100])
+    assert world.matches(reference)
+    assert report.merged == ("b/y",)
+    assert f"a/x: it was encoded on delta {lost}, which was left out" in report.rejected
+
+
+def test_deltas_that_ruin_theta_over_rounds_stop_before_it(world, delta_of):
+    """Each is harmless alone; what they add up to in momentum and theta is not."""
+    a = world.join("a/x")
+    for _ in range(12):
+        a.deliver(huge(delta_of(1), 1e38))
+        if world.merger.maybe_close() is None:
+            break
+    assert world.books.verdicts("a/x")[-1].reason == RUINS
+    for kind in ("theta", "momentum"):
+        path = world.merger.theta_path.with_name(f"{kind}.safetensors")
+        with TensorReader(path) as reader:
+            assert all(bool(reader.get(name).isfinite().all()) for name in reader.names)
 
 
 def test_another_models_delta_is_turned_away_by_tensor(world, delta_of):
@@ -151,10 +230,10 @@ def test_a_late_delta_is_discounted_and_a_very_late_one_rejected(
 ):
     world = make_world(tmp_path, diloco=make_world.diloco.model_copy(update={"quorum": 0.3}))
     a, b, c = world.join("a/x"), world.join("b/slow"), world.join("c/slower")
-    slow, slower = b.lease(), c.lease()
+    slow, slower = b.lease(6), c.lease()
     for round_ in range(3):
         if round_ == 1:
-            b.deliver(delta_of(50), lease=slow, tokens=300)
+            b.deliver(delta_of(50), lease=slow)
         a.deliver(delta_of(round_))
         if world.merger.maybe_close() is None:
             world.clock.advance(2.0)
@@ -242,8 +321,6 @@ def test_bf16_deltas_are_decoded(make_world, tmp_path, reference, delta_of):
 
 
 def test_federated_averaging(make_world, tmp_path, delta_of):
-    from pww.transport.tensorfile import TensorReader
-
     outer = schema.Outer(optimizer="sgd", lr=1.0, momentum=0.0)
     world = make_world(tmp_path, diloco=make_world.diloco.model_copy(update={"outer": outer}))
     a, b = world.join("a/x"), world.join("b/y")

@@ -1,6 +1,7 @@
 """The merge's measurements in closed form, its order, and its memory."""
 
 import math
+import os
 import subprocess
 import sys
 
@@ -8,7 +9,15 @@ import pytest
 import torch
 
 from pww.central.generations import Generations, name_of
-from pww.central.merge import CHUNK, StagedPayload, merge, screen, square_sum
+from pww.central.merge import (
+    CHUNK,
+    Overflow,
+    StagedPayload,
+    merge,
+    merge_finite,
+    screen,
+    square_sum,
+)
 from pww.codec import get_codec
 from pww.config import schema
 from pww.transport.payload import write_payload
@@ -110,35 +119,65 @@ def test_a_norm_is_summed_over_all_chunks():
     assert square_sum(torch.tensor([1e30])) == pytest.approx(1e60)  # fp32 would overflow
 
 
+def test_the_delta_that_is_largest_where_it_overflows_is_to_blame(bench):
+    bench.add("a/x", {"a": torch.tensor([1e30, 0.0]), "b": torch.tensor(1.0)})
+    bench.add("b/y", {"a": torch.zeros(2), "b": torch.tensor(3e38)})
+    bench.add("c/z", {"a": torch.zeros(2), "b": torch.tensor(1e38)})
+    outer = FEDAVG.model_copy(update={"lr": 3.0})
+    with pytest.raises(Overflow, match="make theta not finite: tensor b") as caught:
+        bench.merge(outer)
+    assert caught.value.delta == bench.staged[1].delta
+    assert os.listdir(bench.folder / "generations") == ["round-000000"], "nothing of it is left"
+    with screen(bench.staged, bench.shapes) as screened:
+        base = bench.generations.open(name_of(0))
+        result, screened = merge_finite(
+            base, screened, generations=bench.generations, outer=outer, discount=0.25
+        )
+    assert result.merged == tuple(bench.staged[i].delta for i in (0, 2))
+    assert [one.replica for one in screened.excluded] == ["b/y"]
+
+
 MEMORY = """
 import sys
 from pathlib import Path
 import torch
 sys.path.insert(0, {folder!r})
-from test_merge_laws import FEDAVG, Bench, StagedPayload, get_codec, write_payload
+from test_merge_laws import (
+    FEDAVG, Bench, StagedPayload, get_codec, merge_finite, name_of, screen, write_payload
+)
 torch.set_num_threads(1)
 shapes = {{f"w{{i}}": ({size} // 4,) for i in range({num})}}
 bench = Bench(Path(sys.argv[1]), shapes)
-for replica in ("a/x", "b/x"):
+for replica, value in (("a/x", 1.0), ("b/x", {value})):
     delta = f"{{len(bench.staged) + 1:032x}}"
     path = bench.folder / delta
-    tensors = ((name, torch.ones(shape)) for name, shape in shapes.items())
+    tensors = ((name, torch.full(shape, value)) for name, shape in shapes.items())
     info = write_payload(path, tensors, shapes, get_codec("fp32"))
     bench.staged.append(StagedPayload(delta, "", replica, path, info, 100, 0, False))
 Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts again here
 start = [int(l.split()[1]) for l in Path("/proc/self/status").open() if l.startswith("VmRSS")][0]
-bench.merge(FEDAVG.model_copy(update=dict(optimizer="nesterov", momentum=0.9)))
+with screen(bench.staged, shapes) as screened:
+    result, _ = merge_finite(
+        bench.generations.open(name_of(0)), screened, generations=bench.generations,
+        outer=FEDAVG.model_copy(update=dict(optimizer="nesterov", momentum=0.9, lr=3.0)),
+        discount=0.25,
+    )
+assert len(result.merged) == {merged}
 peak = [int(l.split()[1]) for l in Path("/proc/self/status").open() if l.startswith("VmHWM")][0]
 print((peak - start) * 1024)
 """
 
 
-def test_memory_follows_the_largest_tensor_and_not_the_model(tmp_path):
+@pytest.mark.parametrize(("value", "merged"), [(1.0, 2), (3.4e38, 1)])
+def test_memory_follows_the_largest_tensor_and_not_the_model(tmp_path, value, merged):
     size, num = 4 << 20, 28
     done = subprocess.run(
         [
             sys.executable, "-c",
-            MEMORY.format(folder=__file__.rsplit("/", 1)[0], size=size, num=num), str(tmp_path),
+            MEMORY.format(
+                folder=__file__.rsplit("/", 1)[0], size=size, num=num, value=value, merged=merged
+            ),
+            str(tmp_path),
         ],
         capture_output=True, text=True, timeout=240, check=True,
     )  # fmt: skip
