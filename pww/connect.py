@@ -12,6 +12,7 @@ from pathlib import Path
 
 from pww.clock import Clock
 from pww.config.schema import Config
+from pww.errors import TrainerError
 from pww.lease.space import BlockSpace
 from pww.replica.outbox import Entry
 from pww.replica.session import Claims, CoordinatorPort, Session
@@ -60,6 +61,7 @@ def connect(
 
     Raises:
         Refused: another live process has the replica id, or the run, corpus or model differ.
+        TrainerError: the model is larger than what may travel.
         Stopped: nobody answered and somebody asked to stop.
     """
     if config.central.url == "none":
@@ -143,7 +145,14 @@ def _federated(
     session = _session(
         port, config, start, node_key=signer.public_pem.decode(), clock=clock, stop=stop
     )
-    aggregator_port = session.register().aggregator_port
+    try:
+        registered = session.register()
+        _check_size(start, theirs_mb=registered.limit_mb, ours_mb=config.transport.limit_mb)
+    except BaseException:
+        session.leave()
+        port.close()
+        raise
+    aggregator_port = registered.aggregator_port
     host = httpx.URL(config.central.url).host
     fleet = FleetSite(
         f"[{host}]:{aggregator_port}" if ":" in host else f"{host}:{aggregator_port}",
@@ -174,6 +183,16 @@ def _federated(
         port.close()
 
     return Ends(session, exchange, close)
+
+
+def _check_size(start: Start, *, theirs_mb: int, ours_mb: int) -> None:
+    """Refuses a model that cannot travel before it is trained; in fp32 no payload is larger."""
+    size_mb = start.seed.stat().st_size / 1e6
+    if size_mb > min(theirs_mb, ours_mb):
+        raise TrainerError(
+            f"theta is {size_mb:.1f} MB, but transport.limit_mb is {theirs_mb} at the central and "
+            f"{ours_mb} here: raise it at both, or use a smaller model"
+        )
 
 
 def versions() -> dict[str, str]:

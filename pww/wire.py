@@ -139,6 +139,7 @@ class Registered(Message):
     run: Token
     round: Count
     aggregator_port: Count  # 0: none (single site, outer step in process)
+    limit_mb: Count = 0  # largest payload that the central takes; 0: nothing travels
     heartbeat_s: Seconds
     detect_s: Seconds
     leases: tuple[Lease, ...]

@@ -64,6 +64,9 @@ def main(
             _train(config, run, stack, engine)
     except KeyboardInterrupt:  # before our own handlers were there
         return Stopped.exit_code
+    except OSError as fault:
+        log.error("the run cannot go on: %s; make room or mend the folder, then resume it", fault)
+        return 1
     except PwwError as fault:
         if rank == 0:
             log.error("%s", fault)

@@ -99,6 +99,11 @@ def _start(config: Config) -> int:
     try:
         with owned(folder, remedy="another central serves it; stop that one, or set run.name"):
             _serve(config, folder, stop)
+    except OSError as fault:
+        log.error(
+            "the central cannot go on: %s; make room or mend the folder, start it again", fault
+        )
+        return 1
     except PwwError as fault:
         log.error("%s", fault)
         return fault.exit_code
@@ -151,6 +156,7 @@ def _serve(config: Config, folder: Path, stop: threading.Event) -> None:
     coordinator = Coordinator(
         ledger, space, darl=config.darl, aggregator_port=aggregator_port.port, clock=clock,
         members=link, staleness_window=config.diloco.staleness_window,
+        limit_mb=config.transport.limit_mb,
     )  # fmt: skip
     aggregator = Aggregator(coordinator, folder=state, diloco=config.diloco, clock=clock)
     noted = read_json_lines(folder / "metrics.jsonl")

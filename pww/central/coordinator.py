@@ -51,6 +51,7 @@ class Coordinator:
         clock: Clock,
         members: Members | None = None,
         staleness_window: int = 2,
+        limit_mb: int = 0,
         new_run: Callable[[], str] = partial(secrets.token_hex, 16),
     ) -> None:
         """Opens the run that `ledger` holds, or starts one in an empty ledger.
@@ -70,7 +71,12 @@ class Coordinator:
         )
         announcer = Announcer(members or Alone())
         self._leasing = Leasing(
-            self._state, self._deltas, announcer, darl=darl, aggregator_port=aggregator_port
+            self._state,
+            self._deltas,
+            announcer,
+            darl=darl,
+            aggregator_port=aggregator_port,
+            limit_mb=limit_mb,
         )
         announcer.deliver()
 

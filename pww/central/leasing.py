@@ -51,9 +51,10 @@ class Leasing:
         *,
         darl: Darl,
         aggregator_port: int,
+        limit_mb: int,
     ) -> None:
         self._state, self._deltas, self._announcer = state, deltas, announcer
-        self._darl, self._port = darl, aggregator_port
+        self._darl, self._port, self._limit_mb = darl, aggregator_port, limit_mb
         self._floor_s = min(darl.ttl_floor_s, MAX_TTL_S)
         self._roster = Roster(state, announcer, detect_s=darl.detect_s)
 
@@ -89,6 +90,7 @@ class Leasing:
                 run=state.run,
                 round=state.round,
                 aggregator_port=self._port,
+                limit_mb=self._limit_mb,
                 heartbeat_s=self._darl.heartbeat_s,
                 detect_s=self._darl.detect_s,
                 leases=self._claimed(message),

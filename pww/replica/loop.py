@@ -4,6 +4,8 @@ Every rank runs it; `ranks.share` does the network part on rank 0 and tells the 
 a crash or a stop left without a verdict is delivered first: its id counts once, whatever arrived.
 """
 
+import logging
+
 from pww.errors import Stopped, TrainerError
 from pww.replica.outbox import Entry, Outbox
 from pww.replica.plan import PhasePlan
@@ -14,8 +16,11 @@ from pww.trainer.ranks import Ranks
 from pww.transport.exchange import Exchange
 from pww.wire import Verdict
 
+log = logging.getLogger(__name__)
 MAX_NOT_FINITE = 3
-"""Phases in a row that may go to nan before the replica gives up."""
+"""Phases that may go to nan, with none merged in between, before the replica gives up."""
+MAX_REJECTED = 10
+"""Deltas in a row that may be rejected for whatever reason before it does."""
 
 
 def run(
@@ -32,40 +37,88 @@ def run(
 
     Raises:
         Stopped: a stop was agreed; the run can be resumed.
-        TrainerError: phase after phase ended in nan.
+        TrainerError: phase after phase was rejected.
     """
-    failures = 0
+    streak = _Streak()
     if outbox.pending is not None:
-        _deliver(session, exchange, outbox, report, outbox.pending, ranks)
+        _deliver(session, exchange, outbox, report, outbox.pending, plan=plan, ranks=ranks)
+    if outbox.last is not None and not outbox.last.offer.finite:
+        trainer.reset_inner()  # the state that was saved beside it is not finite either
     while granted := ranks.share(lambda: session.acquire(plan.num_blocks)):
         theta = ranks.share(lambda: exchange.pull(session.round))
         trainer.load(theta.path)
         held_out = report.evaluate(theta, trainer)
         start, end = plan.progress(granted)
+        until = _Until(ranks, session, granted.lease.id)
         result = trainer.run(
             plan.windows(granted.lease),
             progress=start,
             progress_end=end,
             on_step=report.steps(granted, theta),
-            stop=ranks,
+            stop=until,
         )
+        if until.lost:
+            log.warning("lease %d was lost: its phase is dropped", granted.lease.id)
+            continue
         if result.stopped:
             raise Stopped(f"stopped after {result.steps} steps of a phase, which is not delivered")
         entry = outbox.put(
             trainer, theta, result, granted.lease,
-            run=ranks.share(lambda: session.run), partial=plan.is_partial(granted.lease),
+            run=ranks.local(lambda: session.run), partial=plan.is_partial(granted.lease),
             held_out=held_out,
         )  # fmt: skip
-        verdict = _deliver(session, exchange, outbox, report, entry, ranks)
-        failures = 0 if verdict.outcome == "merged" or entry.offer.finite else failures + 1
+        verdict = _deliver(session, exchange, outbox, report, entry, plan=plan, ranks=ranks)
         if not entry.offer.finite:
             trainer.reset_inner()
-        if failures == MAX_NOT_FINITE:
-            raise TrainerError(
-                f"{failures} phases in a row ended in nan or inf: lower optim.lr (a smaller "
-                "diloco.outer.lr helps where the first steps after a merge are the bad ones)"
-            )
+        streak.count(entry, verdict)
     report.finish(ranks.share(lambda: exchange.pull(session.round)), trainer)
+
+
+class _Until:
+    """Ends a phase before its last step: somebody asked to stop, or the lease was taken back."""
+
+    def __init__(self, ranks: Ranks, session: Session, lease: int) -> None:
+        self._ranks, self._session, self._lease = ranks, session, lease
+        self.lost = False
+
+    def agreed(self) -> bool:
+        """Collective: the same answer on every rank."""
+        mine = int(self._ranks.asked.is_set())
+        if self._ranks.rank == 0 and not self._session.holds(self._lease):
+            mine = 2
+        agreed = self._ranks.most(mine)
+        self.lost = agreed == 2
+        return agreed > 0
+
+
+class _Streak:
+    """Deltas that were rejected one after the other; a replica that only fails should say so."""
+
+    def __init__(self) -> None:
+        self._rejected = self._not_finite = 0
+
+    def count(self, entry: Entry, verdict: Verdict) -> None:
+        """Takes note of one verdict.
+
+        Raises:
+            TrainerError: too many in a row.
+        """
+        if verdict.outcome == "merged":
+            self._rejected = self._not_finite = 0
+            return
+        self._rejected += 1
+        self._not_finite += not entry.offer.finite
+        if self._not_finite == MAX_NOT_FINITE:
+            raise TrainerError(
+                f"{MAX_NOT_FINITE} phases ended in nan or inf, and none was merged in between: "
+                "lower optim.lr (or diloco.outer.lr, where the first steps after a merge go wrong)"
+            )
+        if self._rejected == MAX_REJECTED:
+            raise TrainerError(
+                f"{MAX_REJECTED} deltas in a row were rejected, the last one because "
+                f"{verdict.reason}: give this replica phases that it can deliver in time "
+                "(diloco.inner_steps), or a wider diloco.staleness_window at the central"
+            )
 
 
 def _deliver(
@@ -74,6 +127,8 @@ def _deliver(
     outbox: Outbox,
     report: Report,
     entry: Entry,
+    *,
+    plan: PhasePlan,
     ranks: Ranks,
 ) -> Verdict:
     """Sends a durable delta until it has a verdict: merged and committed together, or neither."""
@@ -86,7 +141,7 @@ def _deliver(
             session.settle(leased.lease)
         session.measured(
             phase_s=offer.metrics.phase_seconds,
-            windows_per_s=offer.tokens / max(offer.metrics.phase_seconds, 1e-9),
+            windows_per_s=offer.metrics.tokens_per_s / (plan.space.window_tokens - 1),
         )
         return verdict
 

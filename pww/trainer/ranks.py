@@ -144,12 +144,21 @@ class Ranks:
             outcome = self._poll(results) if self.rank == 0 else None
             outcome = self._broadcast(outcome)
             if outcome is not None:
-                value, fault = outcome
-                if fault is not None:
-                    raise fault
-                return value  # type: ignore[return-value]
+                return _concluded(outcome)
             if self.agreed():
-                raise Stopped("stopped while waiting for the central; nothing durable was lost")
+                raise Stopped("stopped while waiting; nothing durable was lost")
+
+    def local(self, work: Callable[[], T]) -> T:
+        """As `share`, for work without the network: never abandoned, whoever asks to stop."""
+        outcome: _Outcome[T] | None = None
+        if self.rank == 0:
+            try:
+                outcome = (work(), None)
+            except BaseException as fault:
+                outcome = (None, fault)
+        outcome = self._broadcast(outcome)
+        assert outcome is not None
+        return _concluded(outcome)
 
     def gather(self, value: T) -> list[T]:
         """Collective: every rank's (small) value in rank order on rank 0, [] elsewhere."""
@@ -199,14 +208,18 @@ class Ranks:
         except RuntimeError as fault:
             log.warning("the other ranks of this replica have not ended: %s", fault)
 
-    def _any(self, mine: bool) -> bool:
-        """Collective: whether it is true on some rank."""
+    def most(self, mine: int) -> int:
+        """Collective: the highest value of any rank."""
         if self._group is None:
             return mine
-        flag = torch.tensor([int(mine)])
+        value = torch.tensor([mine])
         with _together():
-            dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self._group)
-        return bool(flag.item())
+            dist.all_reduce(value, op=dist.ReduceOp.MAX, group=self._group)
+        return int(value.item())
+
+    def _any(self, mine: bool) -> bool:
+        """Collective: whether it is true on some rank."""
+        return bool(self.most(int(mine)))
 
     def _broadcast(self, outcome: "_Outcome[T] | None") -> "_Outcome[T] | None":
         """Collective: rank 0's outcome on every rank; rank 0 keeps its own object."""
@@ -242,3 +255,11 @@ class Ranks:
 
 
 _Outcome = tuple[T | None, BaseException | None]
+
+
+def _concluded(outcome: _Outcome[T]) -> T:
+    """The value, or the error raised."""
+    value, fault = outcome
+    if fault is not None:
+        raise fault
+    return value  # type: ignore[return-value]

@@ -1,6 +1,7 @@
 """What a process brings along when it registers, and the two ends that it gets."""
 
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -11,12 +12,16 @@ from lone_replica import LEASES, SHAPES, SPACE, Lone, alone, config, put_one, th
 
 from pww import connect as pww_connect
 from pww.central.audit import audit
+from pww.central.coordinator import Coordinator
+from pww.central.http import coordinator_app
 from pww.central.inprocess import InProcessExchange
+from pww.central.ledger import Ledger
 from pww.clock import SystemClock
 from pww.connect import Start, connect, versions
-from pww.errors import Refused, StateError
+from pww.errors import Refused, StateError, TrainerError
 from pww.lease.space import BlockSpace
 from pww.replica.session import Claims
+from pww.transport.serve import AsgiServer
 from pww.wire import Verdict, model_digest
 
 
@@ -113,6 +118,29 @@ def test_another_model_or_corpus_is_refused(tmp_path: Path, ranks) -> None:
     )
     with pytest.raises(StateError, match="42"):
         connect(config(), run, start_with(None, run, space), clock=clock, stop=ranks.asked)
+
+
+def test_a_model_larger_than_what_may_travel_is_refused_before_training(tmp_path: Path) -> None:
+    server = AsgiServer(host="127.0.0.1", port=0, key="central.port")
+    clock, ledger = SystemClock(), Ledger(tmp_path / "ledger.sqlite")
+    darl = config().darl
+    books = Coordinator(ledger, SPACE, darl=darl, aggregator_port=1, clock=clock, limit_mb=3)
+    server.start(coordinator_app(books), name="coordinator")
+    start = start_with(None, tmp_path)
+    start.seed.write_bytes(bytes(3_100_000))
+    central = config().central.model_copy(update={"url": f"http://127.0.0.1:{server.port}"})
+    here = config().model_copy(update={"central": central})
+    try:
+        with pytest.raises(TrainerError) as fault:
+            connect(here, tmp_path, start, clock=clock, stop=threading.Event())
+    finally:
+        server.stop()
+        ledger.close()
+    assert str(fault.value).startswith(
+        "theta is 3.1 MB, but transport.limit_mb is 3 at the central"
+    )
+    assert "64 here: raise it at both" in str(fault.value)
+    assert books.live() == ()
 
 
 def test_versions_of_what_decides_a_phase(monkeypatch) -> None:

@@ -16,6 +16,7 @@ from pww.errors import Stopped, TrainerError
 from pww.lease.space import BlockSpace
 from pww.log import read_json_lines
 from pww.transport.tensorfile import TensorReader
+from pww.wire import Release
 
 ALL = Counter(range(SPACE.num_windows))
 
@@ -277,7 +278,8 @@ def test_three_nan_in_a_row_end_the_run_with_advice(run, ranks) -> None:
     lone = Lone(run, ranks, trainer=Pull(nan_in=(2, 3, 4)))
     with pytest.raises(TrainerError) as fault:
         lone.train()
-    assert str(fault.value).startswith("3 phases in a row ended in nan or inf: lower optim.lr")
+    assert str(fault.value).startswith("3 phases ended in nan or inf, and none was merged")
+    assert "lower optim.lr" in str(fault.value)
     assert "diloco.outer.lr" in str(fault.value)
     assert (lone.trainer.phases, lone.trainer.resets) == (4, 3)
     assert audit(run).merges == 1
@@ -291,6 +293,44 @@ def test_a_good_phase_between_starts_the_count_anew(run, ranks) -> None:
     lone.train()
     check_exactly_once(run)
     assert lone.trainer.resets == 6
+
+
+class Empty(Carrier):
+    """Says that every delta was computed from no tokens, which the real central rejects."""
+
+    def push(self, offer, payload: Path):
+        return super().push(offer.model_copy(update={"tokens": 0}), payload)
+
+
+def test_rejections_without_end_end_the_replica(run, ranks) -> None:
+    lone = Lone(run, ranks, carrier=Empty)
+    with pytest.raises(
+        TrainerError, match="10 deltas in a row were rejected, the last one because"
+    ):
+        lone.train()
+    assert lone.trainer.phases == 10
+    assert audit(run).merges == 0
+    Lone(run, ranks).train()
+    check_exactly_once(run)
+
+
+def test_a_phase_whose_lease_was_taken_back_ends_at_once(run, ranks) -> None:
+    lone = Lone(run, ranks)
+    session = lone.ends.session
+
+    def take_back() -> None:
+        if lone.trainer.phases == 1 and lone.trainer.step == 3:
+            (lease,) = list(session._certain_until_s)
+            session._port.release(
+                Release(replica="local/a", incarnation=session.incarnation, leases=(lease,))
+            )
+            session.beat()
+
+    lone.trainer.on_batch = take_back
+    lone.train()
+    check_exactly_once(run)
+    assert len(lone.trainer.drawn[1]) == PLAN.batch_windows  # one step, then no more
+    assert lone.trainer.drawn[1][0] in lone.trainer.drawn[2]  # its blocks were leased again
 
 
 @pytest.mark.parametrize("pending", [False, True])
