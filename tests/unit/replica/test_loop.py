@@ -320,7 +320,7 @@ def test_a_phase_whose_lease_was_taken_back_ends_at_once(run, ranks) -> None:
 
     def take_back() -> None:
         if lone.trainer.phases == 1 and lone.trainer.step == 3:
-            (lease,) = list(session._certain_until_s)
+            (lease,) = list(session._held)
             session._port.release(
                 Release(replica="local/a", incarnation=session.incarnation, leases=(lease,))
             )
