@@ -117,10 +117,11 @@ def heartbeats_fit(config: Config) -> Iterator[str]:
             f"darl.heartbeat_s={darl.heartbeat_s:g}: must be less than "
             f"darl.detect_s={darl.detect_s:g}, else every replica counts as gone"
         )
-    if darl.heartbeat_s >= darl.ttl_floor_s:
+    if darl.ttl_floor_s < darl.detect_s:
         yield (
-            f"darl.ttl_floor_s={darl.ttl_floor_s:g}: must be more than "
-            f"darl.heartbeat_s={darl.heartbeat_s:g}, else leases expire between two heartbeats"
+            f"darl.ttl_floor_s={darl.ttl_floor_s:g}: must be at least "
+            f"darl.detect_s={darl.detect_s:g}, else a lease expires before its replica counts as "
+            "gone"
         )
 
 

@@ -11,10 +11,11 @@ configuration, else the program's own.
 """
 
 import io
+import os
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Sequence
-from contextlib import redirect_stderr
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -96,7 +97,7 @@ def run_app(
         line = _split(sys.argv[1:] if argv is None else argv)
         own = [f"hydra.job.name={program}", *_help_of(program)]
         if line.shows_only:
-            return _show(line, program=program, defaults=[*own, *defaults])
+            return _spoken(lambda: _show(line, program=program, defaults=[*own, *defaults]))
         prepared = prepare(
             line.words,
             defaults=[*own, *defaults],
@@ -109,7 +110,7 @@ def run_app(
         return fault.exit_code
     if all(config.dry for config in prepared.configs):
         # Nothing is launched, so no launcher (and no folder of a sweep) is needed
-        return max(_guarded(task, config) for config in prepared.configs)
+        return _spoken(lambda: max(_guarded(task, config) for config in prepared.configs))
     return _run(task, prepared, line, program=program)
 
 
@@ -174,7 +175,7 @@ def _hydra(
 
     register_resolvers()
     before = sys.argv
-    sys.argv = [program, *line.flags, *words]
+    sys.argv = [program, *words, *line.flags]  # a bare --info would take the word after it
     source = line.source
     main = hydra.main(
         version_base="1.3", config_path=str(source.config_dir), config_name=source.config_name
@@ -188,20 +189,33 @@ def _hydra(
     return 0
 
 
+def _spoken(speak: Callable[[], int]) -> int:
+    """`speak` to a pipe whose reader may have read enough, as `head` does: that is no fault."""
+    try:
+        code = speak()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Python flushes once more at the end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return code
+
+
 def _show(line: _Line, *, program: str, defaults: Sequence[str]) -> int:
     """`--help`, `--cfg` and the like; only if Hydra fails, the reasons are looked for."""
     if line.args.help:
         return _help(line, defaults)
-    said = io.StringIO()
+    said, told = io.StringIO(), io.StringIO()
     failure: Exception | None = None
     code = 1
-    with redirect_stderr(said):
+    with redirect_stderr(said), redirect_stdout(told):
         try:
             code = _hydra(lambda _: None, line, [*defaults, *line.words], program=program)
         except Exception as error:
             failure = error
     if code == 0:
         sys.stderr.write(said.getvalue())
+        sys.stdout.write(told.getvalue())  # ours to write: Hydra makes a failure of a closed pipe
         return 0
     from pww.config.prepare import find
 

@@ -45,7 +45,6 @@ class Partition(Section):
     """What comes with one partition of a queue."""
 
     cores_per_gpu: Positive
-    peak_tflops: Annotated[float, Field(ge=0)]
     whole_nodes: bool  # nothing less than a node
     own_memory: bool  # memory comes with the GPUs; asking for all of the node's is refused
     max_hours: Annotated[float, Field(gt=0)]
@@ -91,15 +90,10 @@ class Site(Section):
     cores_per_rank: Positive
     node_cores: Positive  # that a job may use
     reserved_cores: Annotated[tuple[int, ...], Field(strict=False)]  # the operating system's
-    device_variable: Literal["", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"]
     cpu_masks: Annotated[
         tuple[str, ...], Field(strict=False)
     ]  # one hex mask a local rank; full nodes
     interface: str  # network interface prefix for collectives, "" to let the library find it
-    scratch: str
-    peak_tflops: Annotated[
-        float, Field(ge=0)
-    ]  # dense bf16 per rank; 0: unknown, no MFU is reported
     queue: Annotated[Slurm | InPlace, Field(discriminator="kind")]
 
 
@@ -146,7 +140,7 @@ class Outer(Section):
     """The outer optimiser."""
 
     optimizer: Literal["nesterov", "sgd"]
-    lr: Rate
+    lr: Annotated[float, Field(gt=0, le=1e9)]  # far inside fp32, in which the step is made
     momentum: Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -157,7 +151,7 @@ class Diloco(Section):
     inner_steps: Positive  # H
     outer: Outer
     staleness_window: Annotated[int, Field(ge=0)]
-    staleness_discount: Annotated[float, Field(ge=0)]
+    staleness_discount: Annotated[float, Field(ge=0, le=1e9)]  # a weight in fp32 is never 0
     quorum: Fraction  # share of the expected replicas that must have delivered
     grace: Annotated[float, Field(ge=0)]  # wait for the rest this share of the round's length
 
@@ -267,7 +261,7 @@ class Central(Section):
     host: str
     port: Port
     aggregator_port: Port
-    patience_s: Seconds  # a seed claim and a joiner are waited for this long
+    patience_s: Seconds  # a site that was asked for theta(0) is waited for this long
 
 
 class Checkpoint(Section):

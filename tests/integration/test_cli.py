@@ -92,6 +92,25 @@ def test_answers_fast_and_without_torch(words: tuple[str, ...], tmp_path: Path) 
     assert files(tmp_path) == []
 
 
+@pytest.mark.parametrize("words", [("--cfg", "job"), ("--help",), ("--info",), ("dry=true",)])
+def test_a_reader_that_has_read_enough_is_no_fault(words: tuple[str, ...], tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    env = {**os.environ, "PYTHONPATH": str(paths.PROJECT)}
+    result = subprocess.run(
+        command(*words), cwd=tmp_path, env=env, stdout=writer, stderr=subprocess.PIPE, text=True,
+        timeout=120, check=False,
+    )  # fmt: skip
+    os.close(writer)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_info_tells_everything(tmp_path: Path) -> None:
+    result = run("--info", cwd=tmp_path)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "Defaults Tree" in result.stdout
+
+
 def test_cfg_is_yaml_of_every_group(tmp_path: Path) -> None:
     result = run("--cfg", "job", "diloco.inner_steps=50", cwd=tmp_path)
     values = yaml.safe_load(result.stdout)

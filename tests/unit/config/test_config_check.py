@@ -107,12 +107,13 @@ CASES: list[tuple[dict[str, object], list[str]]] = [
         ],
     ),
     (
-        {"darl.ttl_floor_s": 2.5},
+        {"darl.ttl_floor_s": 9.5},
         [
-            "darl.ttl_floor_s=2.5: must be more than darl.heartbeat_s=3, else leases expire "
-            "between two heartbeats"
+            "darl.ttl_floor_s=9.5: must be at least darl.detect_s=10, else a lease expires before "
+            "its replica counts as gone"
         ],
     ),
+    ({"darl.ttl_floor_s": 10.0}, []),
     (
         {"transport.retry_max_s": 0.25},
         ["transport.retry_max_s=0.25: must be at least transport.retry_first_s=0.5"],
@@ -343,7 +344,7 @@ def test_cores_of_a_mask() -> None:
 def test_validate_raises_with_every_sentence() -> None:
     values = tree("local")
     values["central"]["host"] = "0.0.0.0"
-    values["darl"]["heartbeat_s"] = 40.0
+    values["darl"] |= {"heartbeat_s": 40.0, "ttl_floor_s": 5.0}
     with pytest.raises(ConfigError) as caught:
         validate(values)
     assert len(caught.value.faults) == 3

@@ -65,11 +65,8 @@ def test_lumi() -> None:
     site = config.site
     assert site.queue.kind == "slurm"
     assert (site.ranks_per_node, site.cores_per_rank, site.device) == (8, 7, "rocm")
-    assert site.device_variable == "ROCR_VISIBLE_DEVICES"
     assert site.queue.memory == "0"
-    assert site.peak_tflops == 191.5
-    assert site.scratch.startswith("/scratch/project_1/")
-    assert "singularity exec" in site.queue.python
+    assert "singularity exec /scratch/project_1/" in site.queue.python
     # Where GCD 0..7's cores begin, as the machine's documentation has them
     assert [cores_of(m)[0] for m in site.cpu_masks] == [49, 57, 17, 25, 1, 9, 33, 41]
     every = [core for mask in site.cpu_masks for core in cores_of(mask)]
@@ -78,14 +75,12 @@ def test_lumi() -> None:
 
 
 @pytest.mark.parametrize(
-    ("partition", "cores", "peak", "node"),
-    [("gpu_h100", 16, 989.0, 64), ("gpu_a100", 18, 312.0, 72), ("gpu_vis", 18, 312.0, 72)],
+    ("partition", "cores", "node"),
+    [("gpu_h100", 16, 64), ("gpu_a100", 18, 72), ("gpu_vis", 18, 72)],
 )
-def test_partition_and_cores_travel_together(
-    partition: str, cores: int, peak: float, node: int
-) -> None:
+def test_partition_and_cores_travel_together(partition: str, cores: int, node: int) -> None:
     site = compose(["site=snellius", f"site.queue.partition={partition}"]).site
-    assert (site.cores_per_rank, site.peak_tflops, site.node_cores) == (cores, peak, node)
+    assert (site.cores_per_rank, site.node_cores) == (cores, node)
     assert site.queue.kind == "slurm"
     assert site.queue.memory == ""
     assert site.queue.time == "01:00:00"
