@@ -28,7 +28,7 @@ from pww.config.schema import Config
 from pww.connect import Start, connect
 from pww.errors import CheckpointError
 from pww.lease.space import BlockSpace
-from pww.log import read_json_lines
+from pww.log import JsonLines, read_json_lines
 from pww.metrics import Metrics
 from pww.replica import loop
 from pww.replica.outbox import Outbox
@@ -280,6 +280,7 @@ class Trap:
         self._act, self._left = act, 0
         self._events = self.CHANGES + (self.REMOVES if removals else ())
         os.write, os.fsync = self._before(os.write), self._before(os.fsync)
+        JsonLines.write = self._before(JsonLines.write)  # writes past `os`
         sys.addaudithook(self._hook)
 
     def arm(self, number: int) -> None:
@@ -292,9 +293,9 @@ class Trap:
             self._act()
 
     def _before(self, function):
-        def counted(*args):
+        def counted(*args, **more):
             self._count()
-            return function(*args)
+            return function(*args, **more)
 
         return counted
 
