@@ -112,12 +112,13 @@ class Machine(RuleBasedStateMachine):
             self.deadline_s[lease] = self.now_s + 5.0
 
     @precondition(lambda self: self.holder)
-    @rule(data=st.data())
-    def renew(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), ttl_s=st.integers(0, 20))
+    def renew(self, data: st.DataObject, ttl_s: int) -> None:
         lease = self.pick(data)
         if self.table.find(lease, replica=self.holder[lease]) is not None:
-            self.table.renew(lease, ttl_s=4.0, now_s=self.now_s)
-            self.deadline_s[lease] = max(self.deadline_s[lease], self.now_s + 4.0)
+            self.apply(self.table.decide_promise(lease, ttl_s=float(ttl_s)))
+            self.table.renew(lease, ttl_s=float(ttl_s), now_s=self.now_s)
+            self.deadline_s[lease] = max(self.deadline_s[lease], self.now_s + ttl_s)
 
     @precondition(lambda self: self.holder)
     @rule(data=st.data(), replica=st.sampled_from(REPLICAS), shrink=st.booleans())
@@ -187,7 +188,7 @@ class Machine(RuleBasedStateMachine):
         assert self.table.complete == all(o == -1 for o in self.owner)
 
     def teardown(self) -> None:
-        """The journal alone leads to the same table."""
+        """The journal alone leads to the same table, and no lease ends before its holder thinks."""
         if not hasattr(self, "table"):
             return
         again = LeaseTable(self.size, epoch_positions=self.epoch)
@@ -198,6 +199,10 @@ class Machine(RuleBasedStateMachine):
         assert list(again.committed) == list(self.table.committed)
         assert list(again.unassigned) == list(self.table.unassigned)
         assert again._lapsed == self.table._lapsed
+        again.restore(now_s=self.now_s, grace_s=0.0)
+        for held in again.leases():
+            left_s = self.table.remaining_s(held.id, self.now_s)
+            assert again.remaining_s(held.id, self.now_s) >= left_s
 
 
 Machine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
