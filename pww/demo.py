@@ -20,6 +20,7 @@ import threading
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pww import log as pww_log
 from pww.clock import SystemClock
@@ -155,7 +156,7 @@ def _run(plan: Plan, root: Path) -> int:
     first = [chr(ord("a") + i) for i in range(plan.sites)]
     victim = first[-1] if plan.kill else ""
     late = chr(ord("a") + plan.sites) if plan.late else ""
-    killed = False
+    killed, told = False, 0
     clock, wait = SystemClock(), threading.Event()
     deadline = clock.monotonic() + GIVE_UP_S
     try:
@@ -169,9 +170,14 @@ def _run(plan: Plan, root: Path) -> int:
                 started[victim].kill()
                 killed = True
                 print(f"demo: killed {victim} in the middle of a phase, after {inside}")
-            if late and late not in started and (killed or _merges(folder) >= 2):
+            merges = _merges(folder)
+            for row in merges[told:]:
+                sites, loss = ", ".join(row["merged"]), row["loss"]
+                print(f"demo: round {row['round']} merged {sites}  loss {loss:.3f}", flush=True)
+            told = len(merges)
+            if late and late not in started and (killed or told >= 2):
                 start(late)
-                print(f"demo: {late} joins after {_merges(folder)} merges")
+                print(f"demo: {late} joins after {told} merges")
             ended = {who: code for who, code in codes.items() if code is not None}
             failed = [w for w, c in ended.items() if c != 0 and not (w == victim and killed)]
             if failed:
@@ -260,8 +266,9 @@ def _inside_a_phase(site: Path) -> str:
     return f"step {done} of {of}" if 0 < done <= of // 2 else ""
 
 
-def _merges(central: Path) -> int:
-    return sum(1 for r in read_json_lines(central / "metrics.jsonl") if r["split"] == "outer")
+def _merges(central: Path) -> list[dict[str, Any]]:
+    rows = read_json_lines(central / "metrics.jsonl")
+    return [row for row in rows if row["split"] == "outer"]
 
 
 def _free_name(root: Path) -> str:

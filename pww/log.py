@@ -5,6 +5,7 @@ A terminal gets rich's colours; a file or a pipe gets plain lines. Nothing here 
 training.
 """
 
+import functools
 import json
 import logging
 import os
@@ -18,8 +19,12 @@ QUIET = ("flwr", "alembic", "httpx", "httpcore", "uvicorn", "torchtitan", "sqlal
 """Libraries that speak at INFO or DEBUG on the root logger."""
 
 
+@functools.cache
 def console() -> Console:
-    """The terminal that human lines go to (standard error, so that output can be piped)."""
+    """The terminal that human lines go to (standard error, so that output can be piped).
+
+    One for log lines and progress bars alike, or they would write over each other.
+    """
     return Console(stderr=True, highlight=False)
 
 

@@ -40,10 +40,15 @@ def main(config: Config) -> int:
         print("resume=auto: no unfinished run of this replica; a new one", file=sys.stderr)
     config, folder = runs.claim(config, clock)
     print(f"run {config.run.name} in {paths.shown(folder)}", file=sys.stderr)
+
+    def killed() -> None:
+        print(f"killed; go on with: python -m pww.train resume={folder}", file=sys.stderr)
+
     return process.run(
         command(folder, ranks=config.parallel.ranks),
         env=process.environment(threads=config.site.cores_per_rank),
         clock=clock,
+        killed=killed,
     )
 
 

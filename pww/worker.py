@@ -63,6 +63,8 @@ def main(
                 stack.enter_context(owned(run, remedy=remedy))
             _train(config, run, stack, engine)
     except KeyboardInterrupt:  # before our own handlers were there
+        log.error("stopped before training began")
+        log.info("go on with: python -m pww.train resume=%s", run)
         return Stopped.exit_code
     except OSError as fault:
         log.error("the run cannot go on: %s; make room or mend the folder, then resume it", fault)
@@ -71,7 +73,7 @@ def main(
         if rank == 0:
             log.error("%s", fault)
             if isinstance(fault, Stopped | CheckpointError):
-                log.info("go on with: python -m pww.train resume=%s", paths.shown(run))
+                log.info("go on with: python -m pww.train resume=%s", run)
         return fault.exit_code
     return 0
 
@@ -96,6 +98,7 @@ def _train(
     from pww.wire import model_digest
 
     clock = SystemClock()
+    log.info("%s: loading the engine, then %s", config.replica_id, config.data.name)
     init_ranks(config)
     ranks = Ranks()
     stack.callback(ranks.close)
@@ -123,7 +126,6 @@ def _train(
     stack.callback(trainer.close)
     codec = get_codec(config.codec.kind)
     outbox = Outbox(run, ranks=ranks, codec=codec, keep=config.checkpoint.keep)
-    stack.callback(outbox.close)
     stack.callback(outbox.close)
     if outbox.last is not None:
         trainer.load_inner(outbox.last.inner)

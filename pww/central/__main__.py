@@ -21,7 +21,6 @@ from pww.folder import owned
 from pww.log import read_json_lines
 
 log = logging.getLogger("pww.central")
-IDLE_LINE_S = 30.0
 
 
 def main(argv: list[str]) -> int:
@@ -45,6 +44,10 @@ def _settle(config: Config, given: frozenset[str]) -> Config:
     faults = []
     if config.dry:
         faults.append("dry=true: the central queues nothing; --cfg job shows its configuration")
+    if config.site.queue.kind == "slurm":
+        faults.append(
+            f"site={config.site.name}: the central runs where it is started; leave site out"
+        )
     if config.resume != "none":
         faults.append(
             f"resume={config.resume}: the central goes on by itself where its folder stands; give "
@@ -160,7 +163,10 @@ def _serve(config: Config, folder: Path, stop: threading.Event) -> None:
     )  # fmt: skip
     aggregator = Aggregator(coordinator, folder=state, diloco=config.diloco, clock=clock)
     noted = read_json_lines(folder / "metrics.jsonl")
-    inbox = CentralInbox(coordinator, aggregator, metrics, noted=noted)
+    inbox = CentralInbox(
+        coordinator, aggregator, metrics, noted=noted, clock=clock,
+        address=f"http://{config.central.host}:{coordinator_port.port}",
+    )  # fmt: skip
     if inbox.finished():
         raise StateError(
             f"run {config.run.name} is complete: {coordinator.round} merges, every block of "

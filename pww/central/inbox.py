@@ -8,10 +8,12 @@ from typing import Literal
 
 from pww.central.aggregator import Aggregator
 from pww.central.coordinator import Coordinator, Member
+from pww.clock import Clock
 from pww.metrics import Metrics
 from pww.wire import Invitation, Offer, RoundReport, Seed, Verdict
 
 log = logging.getLogger(__name__)
+IDLE_LINE_S = 30.0
 
 
 class CentralInbox:
@@ -28,9 +30,13 @@ class CentralInbox:
         aggregator: Aggregator,
         metrics: Metrics,
         *,
+        clock: Clock,
+        address: str,
         noted: Sequence[Mapping[str, object]] = (),
     ) -> None:
         self._books, self._merger, self._metrics = coordinator, aggregator, metrics
+        self._clock, self._address = clock, address
+        self._said_s = clock.monotonic()
         self._evaluated = {row.get("round") for row in noted if row.get("split") == "eval"}
         self._tokens = [0]  # all that were merged into theta_outer(round), by round
         written = {row.get("round") for row in noted if row.get("split") == "outer"}
@@ -80,11 +86,24 @@ class CentralInbox:
     def tick(self) -> None:
         """Time passes: leases expire, silent members are gone, a due round closes."""
         self._books.tick()
+        self._say_idle()
         report = self._merger.maybe_close()
         if report is not None:
             self._tokens.append(self._tokens[-1] + report.tokens)
             self._write(report)
             self._log(report)
+
+    def _say_idle(self) -> None:
+        """A line every now and then while no site is there."""
+        now_s = self._clock.monotonic()
+        if self._books.live():
+            self._said_s = now_s
+        elif now_s - self._said_s >= IDLE_LINE_S:
+            self._said_s = now_s
+            log.info(
+                "no site is here; one joins with: python -m pww.train central.url=%s",
+                self._address,
+            )
 
     def finished(self) -> bool:
         """Every block is in, and everybody who took part has been told and has left."""

@@ -5,13 +5,15 @@ import os
 import signal
 import subprocess
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 
 from pww.clock import Clock
 
 GRACE_S = 5.0
 """A command that was asked to stop has this long; what it made durable survives the kill."""
+AGAIN_S = 1.0
+"""A signal this much later than the first means it."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -22,20 +24,30 @@ def die_with_parent() -> None:
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def run(command: Sequence[str], *, env: Mapping[str, str], clock: Clock) -> int:
+def run(
+    command: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    clock: Clock,
+    killed: Callable[[], None] = lambda: None,
+) -> int:
     """Runs `command` in the foreground and returns its exit code.
 
     SIGINT and SIGTERM to this process become one SIGTERM to the command (a terminal's Ctrl-C
-    reaches it anyway, in the same process group); `GRACE_S` later, or at the second signal, it is
-    killed. If signal n ended the command the code is 128 + n, or 130 if it was asked to stop.
+    reaches it anyway, in the same process group); `GRACE_S` later, or at another signal `AGAIN_S`
+    later, it is killed. If signal n ended the command, `killed` is called and the code is 128 + n,
+    or 130 if it was asked to stop.
     """
     asked: list[float] = []
     child: subprocess.Popen[bytes] | None = None
 
     def ask(signum: int, frame: FrameType | None) -> None:
-        asked.append(clock.monotonic())
+        now_s = clock.monotonic()
         if child is not None:
-            child.send_signal(signal.SIGTERM if len(asked) == 1 else signal.SIGKILL)
+            # `timeout` and terminals send one wish to stop twice: to us, then to our whole group
+            again = bool(asked) and now_s - asked[0] > AGAIN_S
+            child.send_signal(signal.SIGKILL if again else signal.SIGTERM)
+        asked.append(now_s)
 
     before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
     tick = threading.Event()
@@ -54,6 +66,7 @@ def run(command: Sequence[str], *, env: Mapping[str, str], clock: Clock) -> int:
         for number, handler in before.items():
             signal.signal(number, handler)
     if code < 0:
+        killed()
         return 128 + signal.SIGINT if asked else 128 - code
     return code
 

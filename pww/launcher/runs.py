@@ -45,7 +45,9 @@ def settle(config: Config, given: frozenset[str]) -> Config:
     if config.resume == AUTO:
         found = newest(config)
         return _new(config) if found is None else _resumed(config, found, given)
-    return _resumed(config, paths.PROJECT / config.resume, given)
+    typed = Path(config.resume)
+    folder = typed if (typed / paths.CONFIG_FILE).is_file() else paths.PROJECT / typed
+    return _resumed(config, folder.absolute(), given)
 
 
 def claim(config: Config, clock: Clock) -> tuple[Config, Path]:

@@ -83,7 +83,7 @@ class Outbox:
             self._folder.mkdir(parents=True, exist_ok=True)
             for part in self._folder.glob("*.part"):
                 shutil.rmtree(part)
-        self.last = ranks.share(self._newest)
+        self.last = ranks.local(self._newest)
         if ranks.rank == 0:
             self._draws = JsonLines(run / "draws.jsonl")
 
@@ -204,7 +204,7 @@ class Outbox:
             self._collect()
             return replace(entry, folder=final)
 
-        self.last = self._ranks.share(finish)
+        self.last = self._ranks.local(finish)
         return self.last
 
     def settle(self, verdict: Verdict) -> None:
@@ -224,7 +224,7 @@ class Outbox:
             except OSError as why:
                 raise _cannot_write(entry.folder, why) from why
 
-        self._ranks.share(note)
+        self._ranks.local(note)
         self.last = entry
         self._merged_here |= verdict.outcome == "merged"
         self._forgotten = entry.offer.finite and not self._merged_here

@@ -166,6 +166,7 @@ class Report:
         """The corpus is exhausted: the last held-out loss, at the final theta. Collective."""
         self._flush(theta)
         trainer.load(theta.path)
+        self._bar.at(self._plan.space.total_windows, f"round {theta.round}, complete")
         if self._evaluated != theta.round:
             self._evaluate(theta, trainer)
         self._bar.close()

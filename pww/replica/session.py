@@ -265,7 +265,7 @@ class Session:
                 # one that is not held was settled while the heartbeat was on its way
                 if not state.valid and state.id in self._held:
                     del self._held[state.id]
-                    log.info("lease %d is over: merged with its delta, or returned", state.id)
+                    log.debug("lease %d is over: merged with its delta, or returned", state.id)
 
     def leave(self, keep: Collection[int] = ()) -> None:
         """Says goodbye within two seconds or not at all; leases in `keep` are not given back."""

@@ -53,7 +53,9 @@ class Central:
         self.metrics = Metrics(
             self.folder, project="p", group="g", name="n", wandb_id="i", mode="disabled", config={}
         )
-        self.inbox = CentralInbox(self.books, merger, self.metrics, noted=noted)
+        self.inbox = CentralInbox(
+            self.books, merger, self.metrics, clock=self.clock, address="http://x:1", noted=noted
+        )
 
     def close(self) -> None:
         self.metrics.close()
@@ -356,3 +358,13 @@ def test_a_round_that_closed_just_before_a_death_is_written_by_the_next_process(
     central.inbox.tick()
     assert [row["round"] for row in central.rows("outer")] == [1, 2]
     assert [row["round"] for row in central.rows("eval")] == [0, 1]
+
+
+def test_a_central_without_sites_says_how_one_joins(central, caplog) -> None:
+    caplog.set_level("INFO", logger="pww")
+    for _ in range(25):
+        central.clock.advance(10.0)
+        central.inbox.tick()
+    said = [r.getMessage() for r in caplog.records if "no site is here" in r.getMessage()]
+    assert len(said) == 8  # 250 s, one every 30 s
+    assert said[0].endswith("python -m pww.train central.url=http://x:1")

@@ -372,7 +372,7 @@ def test_a_lost_lease_is_remembered(world: World, caplog) -> None:
     session, _ = world.joined()
     lost, kept = session.acquire(3).lease, session.acquire(3).lease
     world.books.release(Release(replica="s/a", incarnation=session.incarnation, leases=(lost.id,)))
-    with caplog.at_level(logging.INFO, logger="pww.replica.session"):
+    with caplog.at_level(logging.DEBUG, logger="pww.replica.session"):
         session.beat()
     assert (session.holds(lost.id), session.holds(kept.id)) == (False, True)
     assert f"lease {lost.id} is over" in caplog.text
