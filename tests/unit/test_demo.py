@@ -1,8 +1,11 @@
 """The demonstration's words, and a verdict that goes red when what the processes did is wrong."""
 
 import json
+import os
 import shutil
+import signal
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -187,6 +190,16 @@ def test_books_that_lost_a_commit_are_red(run: Path, capsys) -> None:
     assert told["missing"] == 2
 
 
+def test_books_that_contradict_themselves_are_red_whatever_was_drawn(run: Path, capsys) -> None:
+    ledger = Ledger(run / "central" / "ledger.sqlite")
+    with ledger.transaction() as tx:
+        tx.execute("UPDATE run SET round = round + 1")
+    ledger.close()
+    code, told = judge(run, capsys=capsys)
+    assert code == 1
+    assert (told["committed"], told["duplicates"], told["missing"]) == (11, 0, 0)
+
+
 def test_two_sites_with_two_thetas_are_told_apart(run: Path, tmp_path: Path, capsys) -> None:
     other = tmp_path / "other"
     other.mkdir()
@@ -241,30 +254,27 @@ def test_names_and_ports_are_free(tmp_path: Path) -> None:
 def test_a_child_is_killed_with_its_children_and_shows_its_last_lines(tmp_path: Path) -> None:
     code = (
         "import subprocess, sys\n"
-        "child = subprocess.Popen([sys.executable, '-c', 'input()'], stdin=subprocess.PIPE)\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
         "print('\\n'.join(str(n) for n in range(30)), child.pid, flush=True)\n"
         "child.wait()\n"
     )
     child = demo.Child("a", [sys.executable, "-c", code], tmp_path / "a.log")
-    import threading
-
     never = threading.Event()
-    for _ in range(3000):
-        if (tmp_path / "a.log").read_text().count("\n") == 30:
-            break
-        never.wait(0.01)
+
+    def until(ready) -> bool:
+        return any(ready() or never.wait(0.01) for _ in range(3000))
+
+    assert until(lambda: (tmp_path / "a.log").read_text().count("\n") == 30)
     assert child.code() is None
     lines = child.tail().splitlines()
     assert len(lines) == 15
     assert lines[0] == "    a: 15"
-    grandchild = int(lines[-1].split()[-1])
+    status = Path(f"/proc/{lines[-1].split()[-1]}/stat")
     child.kill()
     child.kill()
     assert child.code() == -9
-    for _ in range(3000):
-        status = Path(f"/proc/{grandchild}/stat")
-        if not status.exists() or status.read_text().split()[2] == "Z":
-            break
-        never.wait(0.01)
-    else:
-        pytest.fail("the grandchild lives on")
+    try:
+        assert until(lambda: not status.exists() or status.read_text().split()[2] == "Z")
+    except AssertionError:
+        os.kill(int(status.parent.name), signal.SIGKILL)
+        raise

@@ -59,7 +59,9 @@ def test_an_owner_in_this_process_counts_too_and_lets_go_on_error(tmp_path: Path
 
 def test_a_child_does_not_keep_the_folder(tmp_path: Path) -> None:
     with owned(tmp_path, remedy="-"):
-        child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+        child = subprocess.Popen(
+            [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, close_fds=False
+        )
     with owned(tmp_path, remedy="-"):
         pass
     child.communicate(b"\n")
