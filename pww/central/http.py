@@ -20,7 +20,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from pww.central.coordinator import Coordinator
-from pww.errors import Refused
+from pww.errors import PwwError, Refused
 from pww.wire import (
     Acquire,
     Heartbeat,
@@ -69,6 +69,9 @@ def coordinator_app(coordinator: Coordinator) -> ASGIApp:
                 return _refusal(Refused(_told(kind, why), code="bad_request"))
             except ClientDisconnect:
                 return Response(status_code=400)
+            except PwwError as why:  # a full disk, say; the caller tries again
+                log.error("%s failed: %s", request.url.path, why)
+                return _fault()
             except Exception:
                 log.exception("%s failed", request.url.path)
                 return _fault()

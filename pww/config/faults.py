@@ -33,12 +33,16 @@ def did_you_mean(word: str, candidates: Sequence[str]) -> str:
 
 
 def refusals() -> tuple[type[Exception], ...]:
-    """What composing raises when the configuration, not the program, is wrong."""
+    """What composing raises when the configuration, not the program, is wrong.
+
+    Hydra itself trips over a list of numbers for a group, and OmegaConf over YAML that holds itself.
+    """
     import yaml
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
-    return (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, OSError)
+    mistaken = (TypeError, RecursionError, ValueError, OSError)
+    return (HydraException, OmegaConfBaseException, yaml.YAMLError, *mistaken)
 
 
 def flat(error: BaseException) -> str:

@@ -192,3 +192,10 @@ def test_text_in_quotes_and_interpolations_are_left_alone() -> None:
     config = compose(["run.name=central-${data.name}", "central.url='none'"])
     assert config.run.name == "central-pydocs"
     assert config.central.url == "none"
+
+
+@pytest.mark.parametrize("word", ["codec=[1]", "codec=[a,b]", "codec=", "codec=null"])
+def test_a_group_is_chosen_by_a_name(word: str) -> None:
+    with pytest.raises(ConfigError) as fault:
+        compose([word])
+    assert fault.value.faults == (f"{word}: codec is one of bf16, fp32",)
