@@ -35,7 +35,7 @@ def did_you_mean(word: str, candidates: Sequence[str]) -> str:
 def refusals() -> tuple[type[Exception], ...]:
     """What composing raises when the configuration, not the program, is wrong.
 
-    Hydra itself trips over a list of numbers for a group, and OmegaConf over YAML that holds itself.
+    Hydra itself trips over a list of numbers for a group, OmegaConf over YAML that holds itself.
     """
     import yaml
     from hydra.errors import HydraException
