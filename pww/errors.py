@@ -8,6 +8,7 @@
     ├── CheckpointError         a checkpoint cannot be written or read; the previous one is intact
     ├── LeaseError              the lease protocol refused a request
     ├── StateError              a state folder or port is taken, or belongs to another run
+    │   └── InUse               … by a live process: free when that one ends
     ├── TrainerError            the inner loop cannot run or go on
     ├── CentralError            talking to the central
     │   ├── Unreachable         no answer within the deadline; trying again may help
@@ -64,6 +65,10 @@ class LeaseError(PwwError):
 
 class StateError(PwwError):
     """A state folder or a port is in use, or belongs to another run."""
+
+
+class InUse(StateError):
+    """Another live process holds a folder; it is free when that one ends."""
 
 
 class TrainerError(PwwError):

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from pww.errors import StateError
+from pww.errors import InUse, StateError
 
 
 @contextmanager
@@ -14,7 +14,8 @@ def owned(folder: Path, *, remedy: str) -> Iterator[None]:
     """Holds `folder` for this process; the kernel lets go of it however the process ends.
 
     Raises:
-        StateError: another live process holds it (`remedy` says what to do), or it cannot be made.
+        InUse: another live process holds it; `remedy` says what to do.
+        StateError: it cannot be made.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -28,7 +29,7 @@ def owned(folder: Path, *, remedy: str) -> Iterator[None]:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise StateError(f"{folder} is in use by another process: {remedy}") from None
+            raise InUse(f"{folder} is in use by another process: {remedy}") from None
         yield
     finally:
         os.close(handle)

@@ -95,8 +95,12 @@ class Overflow(NotFiniteError):
     """The step would leave a value that is not finite; `delta` is the one to leave out."""
 
     def __init__(self, tensor: str, delta: str) -> None:
-        self.delta = delta
+        self.tensor, self.delta = tensor, delta
         super().__init__(f"merging it would make theta not finite: tensor {tensor}")
+
+    def __reduce__(self) -> tuple[type["Overflow"], tuple[str, str]]:
+        """Keeps both when the error travels from rank to rank."""
+        return type(self), (self.tensor, self.delta)
 
 
 def inspect(path: Path, info: PayloadInfo, shapes: Shapes) -> PayloadReader:

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
 from pww.clock import Clock
-from pww.errors import DataError, StateError
+from pww.errors import DataError, InUse, StateError
 from pww.folder import owned, sync_folder, sync_tree
 
 LOOK_EVERY_S = 0.2
@@ -65,8 +65,10 @@ def _waiting(entry: Path, clock: Clock) -> Iterator[None]:
             try:
                 held.enter_context(_lock(entry))
                 break
-            except StateError:
+            except InUse:
                 now = clock.monotonic()
+            except StateError as fault:
+                raise fault.__cause__ or fault from None
             if now - said >= SAY_EVERY_S:
                 said = now
                 _log.info(
