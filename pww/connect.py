@@ -175,6 +175,7 @@ def _federated(
         clock=clock,
         stop=stop,
         reregister=session.reregister,
+        check=session.check,
     )
 
     def close(keep: tuple[int, ...]) -> None:

@@ -92,7 +92,8 @@ def main(argv: list[str]) -> int:
         print(__doc__)
         return 0
     pww_log.setup()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
     try:
         plan = parse(argv)
         root = Path(compose(plan.overrides).run.root)

@@ -278,6 +278,7 @@ class Aggregator:
         """Goes on where the ledger stands: finds what it names, sweeps what it does not."""
         name = self.books.generation
         if not name:
+            self._generations.refuse_orphans()
             self._generations.collect(keep=())
         else:
             self._generations.collect(keep={name, name_of(max(self.books.round - 1, 0))})

@@ -158,6 +158,19 @@ class Generations:
             shutil.rmtree(part, ignore_errors=True)
             raise
 
+    def refuse_orphans(self) -> None:
+        """For a ledger that names no generation: there may be only a theta(0), just written.
+
+        Raises:
+            StateError: there are others; they are not touched.
+        """
+        newest = max((path.name for path in self._folder.glob("round-*[0-9]")), default="")
+        if newest > name_of(0):
+            raise StateError(
+                f"{self._folder} holds {newest}, but the ledger knows of no theta: it was lost or "
+                "replaced. Put it back, or start a new run with run.name=…"
+            )
+
     def collect(self, keep: Collection[str]) -> None:
         """Removes every generation that is not in `keep`, and all parts."""
         for path in sorted(self._folder.iterdir()):

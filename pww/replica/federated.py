@@ -47,6 +47,7 @@ class FederatedExchange:
         clock: Clock,
         stop: threading.Event,
         reregister: Callable[[], object],
+        check: Callable[[], None] = lambda: None,
     ) -> None:
         """Nothing is sent yet.
 
@@ -63,10 +64,11 @@ class FederatedExchange:
             clock: time.
             stop: ends every wait.
             reregister: registers again, same identity; for when the aggregator lost this node.
+            check: raises if the coordinator has refused this process: then waiting is useless.
         """
         self._fleet, self._clock, self._stop = fleet, clock, stop
         self._run, self._replica, self._incarnation, self._model = run, replica, incarnation, model
-        self._seed, self._folder = seed, folder
+        self._seed, self._folder, self._check = seed, folder, check
         self._limit_mb, self._poll_s, self._reregister = limit_mb, poll_s, reregister
         self._held: Instruction | None = None
         self._theta: Theta | None = None  # of the invitation in hand
@@ -133,6 +135,7 @@ class FederatedExchange:
         while self._held is None:
             if self._stop.is_set():
                 raise Stopped(f"stopped while waiting for {what}; nothing durable was lost")
+            self._check()
             instruction = self._next()
             if instruction is not None:
                 self._take(instruction)

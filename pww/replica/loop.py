@@ -6,7 +6,7 @@ a crash or a stop left without a verdict is delivered first: its id counts once,
 
 import logging
 
-from pww.errors import Stopped, TrainerError
+from pww.errors import PayloadError, Stopped, TrainerError
 from pww.replica.outbox import Entry, Outbox
 from pww.replica.plan import PhasePlan
 from pww.replica.report import Report
@@ -136,7 +136,13 @@ def _deliver(
 
     def push() -> Verdict:
         named = offer.model_copy(update={"incarnation": session.incarnation})
-        verdict = exchange.push(named, entry.payload)
+        try:
+            verdict = exchange.push(named, entry.payload)
+        except PayloadError as why:
+            raise PayloadError(
+                f"the delta in {entry.folder} cannot be sent ({why}): remove that folder to go on "
+                "from the phase before it"
+            ) from why
         for leased in offer.spans:
             session.settle(leased.lease)
         session.measured(

@@ -186,9 +186,8 @@ class Session:
         """
         asked_s = said_s = self._clock.monotonic()
         while True:
+            self.check()
             with self._lock:
-                if self._refused is not None:
-                    raise self._refused
                 ttl_s = self._ttl_s()
             request = Acquire(
                 replica=self._replica,
@@ -216,6 +215,16 @@ class Session:
                             now_s - asked_s,
                         )
                     self._wait(wait_s)
+
+    def check(self) -> None:
+        """Passes while the central knows this process.
+
+        Raises:
+            Refused: it said that it does not (any more); waiting for it is useless.
+        """
+        with self._lock:
+            if self._refused is not None:
+                raise self._refused
 
     def holds(self, lease: int) -> bool:
         """Whether the lease is held here and nobody has said that it is lost."""

@@ -59,16 +59,21 @@ class Site:
         self.clock = ManualClock()
         self.stop = threading.Event()
         self.num_registered = 0
+        self.refusal: Refused | None = None
         self.seed = self.theta_file(9.0)
         self.exchange = FederatedExchange(
             self.fleet,  # type: ignore[arg-type]
             run=RUN, replica="s/a", incarnation=INCARNATION, model=MODEL, seed=self.seed,
             folder=folder / "theta", limit_mb=1, poll_s=1.0, clock=self.clock, stop=self.stop,
-            reregister=self._register,
+            reregister=self._register, check=self._check,
         )  # fmt: skip
 
     def _register(self) -> None:
         self.num_registered += 1
+
+    def _check(self) -> None:
+        if self.refusal is not None:
+            raise self.refusal
 
     def theta_file(self, value: float, size: int = 4) -> Path:
         path = self.folder / f"made-{value}-{size}"
@@ -269,3 +274,10 @@ def test_after_a_stop_a_finished_delta_is_still_sent_once(site: Site) -> None:
     assert len(site.fleet.sent) == 1
     site.exchange.close()
     assert site.fleet.is_closed
+
+
+def test_a_replica_that_was_refused_does_not_wait_for_ever(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    site.refusal = Refused("this central does not know you: start again", code="wrong_run")
+    with pytest.raises(Refused, match="does not know you"):
+        site.exchange.pull()

@@ -1,5 +1,6 @@
 """The loop with real books, merge and outbox: exactly once to the end, whatever happens between."""
 
+import shutil
 import sys
 from collections import Counter
 from pathlib import Path
@@ -12,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "programs"))
 from lone_replica import PLAN, RATE, SHAPES, SPACE, TOKENS, Lone, Pull, alone, drawn_for_merged
 
 from pww.central.audit import audit
-from pww.errors import Stopped, TrainerError
+from pww.errors import PayloadError, Stopped, TrainerError
 from pww.lease.space import BlockSpace
 from pww.log import read_json_lines
 from pww.transport.tensorfile import TensorReader
@@ -385,3 +386,16 @@ def test_tokens_are_counted_over_the_replicas_life(run, ranks) -> None:
     again.train()
     assert again.outbox.last.tokens_total == 42 * TOKENS
     assert again.outbox.last.step == again.trainer.step == 11
+
+
+def test_a_damaged_delta_says_how_to_go_on(run, ranks) -> None:
+    class Broken(Carrier):
+        def push(self, offer, payload: Path):
+            payload.write_bytes(payload.read_bytes()[:-1] + b"?")
+            return super().push(offer, payload)
+
+    with pytest.raises(PayloadError, match=r"000000 cannot be sent \(.*\): remove that folder"):
+        Lone(run, ranks, carrier=Broken).train()
+    shutil.rmtree(run / "checkpoints" / "phase-000000")
+    Lone(run, ranks).train()
+    check_exactly_once(run)

@@ -86,3 +86,14 @@ def test_an_incomplete_generation_is_told(tmp_path, text):
         (tmp_path / "round-000001" / "generation.json").write_text(text)
     with pytest.raises(StateError, match=r"cannot be read .*: restore the state folder"):
         generations.open("round-000001")
+
+
+def test_theta_without_its_ledger_is_neither_served_nor_swept(world, delta_of):
+    world.join("a/x").deliver(delta_of(1))
+    assert world.merger.maybe_close() is not None
+    world.ledger.close()
+    for path in world.state.glob("ledger.sqlite*"):
+        path.unlink()
+    with pytest.raises(StateError, match=r"generations holds round-000001, but the ledger knows"):
+        world.open()
+    assert (world.state / "generations" / "round-000001" / "theta.safetensors").is_file()
