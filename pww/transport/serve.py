@@ -45,7 +45,7 @@ class AsgiServer:
         assert self._server is None, "a server serves once: make another one"
         config = uvicorn.Config(
             app, lifespan="off", access_log=False, log_level="warning", timeout_keep_alive=75,
-            timeout_graceful_shutdown=3, ws="none",
+            timeout_graceful_shutdown=3, ws="none", log_config=None,
         )  # fmt: skip
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(

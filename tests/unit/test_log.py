@@ -115,11 +115,15 @@ def loggers() -> Iterator[None]:
     """Puts the loggers back as pytest had them."""
     root = logging.getLogger()
     handlers = list(root.handlers)
-    levels = {n: logging.getLogger(n).level for n in ("", "pww", *QUIET)}
+    names = ("", "pww", *QUIET)
+    before = {n: (logging.getLogger(n).level, logging.getLogger(n).propagate) for n in names}
+    for name in QUIET:  # a uvicorn that configures its own logs may have run in this process
+        logging.getLogger(name).propagate = True
     yield
     root.handlers[:] = handlers
-    for name, level in levels.items():
+    for name, (level, propagate) in before.items():
         logging.getLogger(name).setLevel(level)
+        logging.getLogger(name).propagate = propagate
 
 
 class Terminal(io.StringIO):
