@@ -58,13 +58,18 @@ def test_an_owner_in_this_process_counts_too_and_lets_go_on_error(tmp_path: Path
 
 
 def test_a_child_does_not_keep_the_folder(tmp_path: Path) -> None:
+    program = "print('up', flush=True); input()"
     with owned(tmp_path, remedy="-"):
         child = subprocess.Popen(
-            [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, close_fds=False
-        )
-    with owned(tmp_path, remedy="-"):
-        pass
-    child.communicate(b"\n")
+            [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            close_fds=False,
+        )  # fmt: skip
+    with child:
+        assert child.stdout is not None
+        child.stdout.readline()  # it runs its own program: what it did not inherit is closed
+        with owned(tmp_path, remedy="-"):
+            assert child.poll() is None
+        child.communicate(b"\n")
 
 
 def test_a_folder_that_cannot_be_made_is_a_sentence(tmp_path: Path) -> None:
