@@ -112,8 +112,9 @@ def _train(
             project=paths.PROJECT,
         )
 
-    ranks.share(lambda: open_corpus().manifest.digest)  # rank 0 builds it if need be, once
-    corpus = open_corpus()
+    opened: list[Corpus] = []
+    ranks.share(lambda: opened.append(open_corpus()))  # rank 0 first: it builds it if need be
+    corpus = opened[0] if opened else open_corpus()
     space = BlockSpace.of(corpus.manifest, config.darl)
     plan = PhasePlan.of(config, space)
     if space.num_blocks < plan.num_blocks:

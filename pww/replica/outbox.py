@@ -183,7 +183,7 @@ class Outbox:
                 tokens=result.tokens,
                 partial=partial,
                 finite=finite,
-                payload=payload if finite else NOTHING,
+                payload=payload,
                 metrics=metrics,
             )
             total = result.tokens + (0 if self.last is None else self.last.tokens_total)
