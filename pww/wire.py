@@ -104,6 +104,7 @@ RefusalCode = Literal[
     "unknown_incarnation",  # not registered (any more): register again, or you were replaced
     "too_large",
     "closed",  # the run is complete
+    "unauthorised",  # no valid credential, or one of somebody else
 ]
 
 
@@ -146,21 +147,25 @@ class Registered(Message):
 
 
 class Acquire(Message):
-    """Asks for one span of at most `num_blocks` blocks."""
+    """Asks for one span of at most `num_blocks` blocks.
+
+    `ahead`: for the phase after the running one. Work on it is not authorised yet (its watermark is
+    its start), so that an idle replica may still get it.
+    """
 
     replica: ReplicaId
     incarnation: Token
     key: Token
     num_blocks: Annotated[int, Field(ge=1, lt=2**40)]
     ttl_s: Ttl
+    ahead: bool = False
 
 
 class Granted(Message):
-    """A lease, and how much of the corpus was committed by then (for the LR schedule)."""
+    """A lease."""
 
     kind: Literal["granted"] = "granted"
     lease: Lease
-    committed_windows: Count
 
 
 class Wait(Message):
@@ -171,11 +176,15 @@ class Wait(Message):
 
 
 class Exhausted(Message):
-    """Every block is committed or quarantined: the run is over."""
+    """Every block is committed or quarantined: the run is over.
+
+    `quarantined` names blocks (the first thousand), `num_quarantined` counts them.
+    """
 
     kind: Literal["exhausted"] = "exhausted"
     committed: Count
-    quarantined: tuple[Count, ...] = ()
+    quarantined: Annotated[tuple[Count, ...], Field(max_length=1000)] = ()
+    num_quarantined: Count = 0
 
 
 class Acquired(Message):
@@ -186,10 +195,14 @@ class Acquired(Message):
 
 
 class Renewal(Message):
-    """Asks to keep a lease for `ttl_s` more seconds."""
+    """Asks to keep a lease for `ttl_s` more seconds.
+
+    `start`: and to authorise work on all that it holds by now, which nobody can take any more.
+    """
 
     id: Count
     ttl_s: Ttl
+    start: bool = False
 
 
 class Heartbeat(Message):
@@ -204,7 +217,7 @@ class Heartbeat(Message):
 class LeaseState(Message):
     """What the central says of one lease. `valid=False` is an order: the lease is lost.
 
-    `stop` and `watermark` of a valid one are those that it was granted with.
+    `stop` is the authoritative end, which may have shrunk; work may start below `watermark` only.
     """
 
     id: Count
@@ -340,6 +353,7 @@ class Invitation(Message):
     run: Token
     round: Count
     state_hash: str  # hash of theta(round) over its fp32 bytes; "" when kind is seed
+    committed_windows: Count  # of the corpus, in theta(round): where the LR schedule stands
     payload: PayloadInfo | None  # theta(round) beside this message; None when kind is seed
     verdicts: tuple[Verdict, ...]  # this replica's decided deltas, newest last (the last few)
     report: RoundReport | None  # the merge that made `round`

@@ -126,7 +126,8 @@ class Aggregator:
                     assert_never(kind)
             return Invitation(
                 kind=kind, run=self.books.run, round=self.books.round, state_hash=state_hash,
-                payload=theta, verdicts=verdicts, report=report,
+                committed_windows=self.books.committed_windows, payload=theta,
+                verdicts=verdicts, report=report,
             ), path  # fmt: skip
 
     # ------------------------------------------------------------------------------ deltas

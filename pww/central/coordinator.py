@@ -103,6 +103,11 @@ class Coordinator:
         return self._state.state_hash
 
     @property
+    def committed_windows(self) -> int:
+        """Windows in theta_outer(round)."""
+        return self._state.committed_windows
+
+    @property
     def generation(self) -> str:
         """Name of the generation that holds theta_outer(round), "" before theta(0)."""
         return self._state.generation

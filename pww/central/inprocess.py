@@ -34,7 +34,10 @@ class InProcessExchange:
         invitation, path = self._merger.invitation(self._replica, "phase")
         assert path is not None, "a phase comes with theta"
         assert invitation.round >= newest, "the books and the merge share one ledger"
-        return Theta(invitation.round, path, invitation.state_hash, invitation.report)
+        return Theta(
+            invitation.round, path, invitation.state_hash, invitation.report,
+            invitation.committed_windows,
+        )  # fmt: skip
 
     def push(self, offer: Offer, payload: Path) -> Verdict:
         """Merges the delta and returns its verdict; the same id again returns the same verdict.

@@ -128,7 +128,7 @@ class Leasing:
                 watermark=decided.stop,
                 ttl_s=decided.ttl_s,
             )
-            answer = Granted(lease=lease, committed_windows=state.committed_windows)
+            answer = Granted(lease=lease)
             reply = Acquired(answer=answer, round=state.round)
             with state.change() as change:
                 change.lease((decided,))

@@ -232,4 +232,4 @@ class FederatedExchange:
         for old in sorted(self._folder.glob("theta-*.safetensors"))[:-KEEP]:
             if old != path:
                 old.unlink(missing_ok=True)
-        return Theta(invitation.round, path, found, invitation.report)
+        return Theta(invitation.round, path, found, invitation.report, invitation.committed_windows)

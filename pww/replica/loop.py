@@ -44,27 +44,27 @@ def run(
         _deliver(session, exchange, outbox, report, outbox.pending, plan=plan, ranks=ranks)
     if outbox.last is not None and not outbox.last.offer.finite:
         trainer.reset_inner()  # the state that was saved beside it is not finite either
-    while granted := ranks.share(lambda: session.acquire(plan.num_blocks)):
+    while lease := ranks.share(lambda: session.acquire(plan.num_blocks)):
         theta = ranks.share(lambda: exchange.pull(session.round))
         trainer.load(theta.path)
         held_out = report.evaluate(theta, trainer)
-        start, end = plan.progress(granted)
-        until = _Until(ranks, session, granted.lease.id)
+        start, end = plan.progress(lease, theta)
+        until = _Until(ranks, session, lease.id)
         result = trainer.run(
-            plan.windows(granted.lease),
+            plan.windows(lease),
             progress=start,
             progress_end=end,
-            on_step=report.steps(granted, theta),
+            on_step=report.steps(lease, theta),
             stop=until,
         )
         if until.lost:
-            log.warning("lease %d was lost: its phase is dropped", granted.lease.id)
+            log.warning("lease %d was lost: its phase is dropped", lease.id)
             continue
         if result.stopped:
             raise Stopped(f"stopped after {result.steps} steps of a phase, which is not delivered")
         entry = outbox.put(
-            trainer, theta, result, granted.lease,
-            run=ranks.local(lambda: session.run), partial=plan.is_partial(granted.lease),
+            trainer, theta, result, lease,
+            run=ranks.local(lambda: session.run), partial=plan.is_partial(lease),
             held_out=held_out,
         )  # fmt: skip
         verdict = _deliver(session, exchange, outbox, report, entry, plan=plan, ranks=ranks)

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from pww.config.schema import Config
 from pww.lease.policy import blocks_for_phase
 from pww.lease.space import BlockSpace
-from pww.wire import Granted, Lease
+from pww.transport.exchange import Theta
+from pww.wire import Lease
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +42,8 @@ class PhasePlan:
         """Whether the outer step must not put this phase into its momentum."""
         return self.num_steps(lease) < self.inner_steps
 
-    def progress(self, granted: Granted) -> tuple[float, float]:
-        """Committed share of all windows when the phase starts, and with this lease added."""
+    def progress(self, lease: Lease, theta: Theta) -> tuple[float, float]:
+        """Share of all windows that is in `theta`, and with this lease added."""
         total = self.space.total_windows
-        own = self.space.num_span_windows(granted.lease.span)
-        return granted.committed_windows / total, (granted.committed_windows + own) / total
+        own = self.space.num_span_windows(lease.span)
+        return theta.committed_windows / total, (theta.committed_windows + own) / total

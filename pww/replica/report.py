@@ -25,7 +25,7 @@ from pww.replica.outbox import Entry, Outbox
 from pww.replica.plan import PhasePlan
 from pww.trainer.api import EvalResult, StepHook, Trainer
 from pww.transport.exchange import Theta
-from pww.wire import Granted, Verdict
+from pww.wire import Lease, Verdict
 
 log = logging.getLogger(__name__)
 PLAIN_LINE_S = 5.0
@@ -93,10 +93,10 @@ class Report:
             log.info("round %d: held-out loss %.4f", theta.round, result.loss)
         return result
 
-    def steps(self, granted: Granted, theta: Theta) -> StepHook:
+    def steps(self, lease: Lease, theta: Theta) -> StepHook:
         """The hook of one phase: train rows and the progress line."""
         before = self._tokens_total
-        own = self._plan.space.num_span_windows(granted.lease.span)
+        own = self._plan.space.num_span_windows(lease.span)
 
         def on_step(*, step: int, done: int, of: int, loss: float, tokens: int, lr: float) -> None:
             if self._metrics is None:
@@ -105,7 +105,7 @@ class Report:
                 "train", step=step, round=theta.round, tokens=before + tokens, loss=loss, lr=lr,
                 phase_step=done, phase_steps=of,
             )  # fmt: skip
-            reached = granted.committed_windows + own * done // of
+            reached = theta.committed_windows + own * done // of
             self._bar.at(reached, f"round {theta.round} step {done}/{of} loss {loss:.3f}")
 
         return on_step

@@ -26,6 +26,7 @@ from pww.wire import (
     Granted,
     Heartbeat,
     Instruction,
+    Lease,
     Leave,
     Register,
     Registered,
@@ -175,7 +176,7 @@ class Session:
         message = self._first.model_copy(update=update)
         return self._ask(lambda: self._port.register(message))
 
-    def acquire(self, num_blocks: int) -> Granted | None:
+    def acquire(self, num_blocks: int) -> Lease | None:
         """The next span, None when every block of the corpus is committed; waits visibly.
 
         Afterwards `round` is the newest one; with the answer None it is the last one of the run.
@@ -203,7 +204,7 @@ class Session:
                     self._held[reply.answer.lease.id] = None
             match reply.answer:
                 case Granted():
-                    return reply.answer
+                    return reply.answer.lease
                 case Exhausted():
                     return None
                 case Wait(retry_after_s=wait_s):

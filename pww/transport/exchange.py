@@ -20,6 +20,7 @@ class Theta:
     path: Path
     state_hash: str
     report: RoundReport | None  # the merge that made it; None for theta(0)
+    committed_windows: int  # of the corpus, in this theta
 
 
 class Exchange(Protocol):

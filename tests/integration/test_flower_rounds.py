@@ -89,12 +89,14 @@ class Books:
         verdicts = tuple(self.decided.get(replica, [])[-8:])
         if kind == "seed":
             blank = Invitation(
+                committed_windows=0,
                 kind="seed", run=RUN, round=0, state_hash="", payload=None, verdicts=verdicts,
                 report=None,
             )  # fmt: skip
             return blank, None
         assert self.theta is not None
         told = Invitation(
+            committed_windows=0,
             kind="phase", run=RUN, round=self.round, state_hash=state_hash(self.theta),
             payload=describe(self.theta, codec="fp32"), verdicts=verdicts, report=None,
         )  # fmt: skip

@@ -250,7 +250,7 @@ def theta_in(folder: Path, round_: int = 0) -> Theta:
     values = {"bias": 0.3 + round_, "empty": 0.0, "weight": 1 / 3 - round_}
     tensors = [(name, torch.full(shape, values[name])) for name, shape in SHAPES.items()]
     write_theta(path, tensors, SHAPES)
-    return Theta(round_, path, "f" * 64, None)
+    return Theta(round_, path, "f" * 64, None, 0)
 
 
 def three_phases(run: Path, say, arm) -> None:

@@ -57,10 +57,10 @@ MESSAGES: list[Message] = [
         leases=(LEASE,),
     ),
     wire.Acquire(**WHO, key="4" * 32, num_blocks=2, ttl_s=30.0),
-    Granted(lease=LEASE, committed_windows=4),
+    Granted(lease=LEASE),
     Wait(retry_after_s=0.5),
     Exhausted(committed=9, quarantined=(1, 2)),
-    Acquired(answer=Granted(lease=LEASE, committed_windows=4), round=4),
+    Acquired(answer=Granted(lease=LEASE), round=4),
     Acquired(answer=Wait(retry_after_s=0.5), round=4),
     Acquired(answer=Exhausted(committed=9), round=4),
     wire.Renewal(id=3, ttl_s=30.0),
@@ -80,10 +80,12 @@ MESSAGES: list[Message] = [
     ),
     wire.Seed(**WHO, run="3" * 32, model="b" * 64, payload=PAYLOAD),
     Invitation(
+        committed_windows=0,
         kind="phase", run="3" * 32, round=4, state_hash="e" * 64, payload=PAYLOAD,
         verdicts=(VERDICT,), report=REPORT,
     ),
     Invitation(
+        committed_windows=0,
         kind="seed", run="3" * 32, round=0, state_hash="", payload=None, verdicts=(), report=None
     ),
 ]  # fmt: skip

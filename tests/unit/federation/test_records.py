@@ -27,6 +27,7 @@ DIGEST = "1" * 64
 
 def invitation(info: PayloadInfo | None) -> Invitation:
     return Invitation(
+        committed_windows=0,
         kind="phase" if info else "seed", run=TOKEN, round=3, state_hash=DIGEST if info else "",
         payload=info, verdicts=(), report=None,
     )  # fmt: skip

@@ -44,6 +44,7 @@ class Inbox:
 
     def invitation(self, replica: str, kind: str) -> tuple[Invitation, Path | None]:
         told = Invitation(
+            committed_windows=0,
             kind="phase", run="0" * 32, round=0, state_hash="", payload=None, verdicts=(),
             report=None,
         )  # fmt: skip

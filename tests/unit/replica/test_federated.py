@@ -83,6 +83,7 @@ class Site:
     def phase(self, number: int, *verdicts: Verdict, **changes: Any) -> RecordDict:
         path = self.theta_file(float(number))
         invitation = Invitation(
+            committed_windows=0,
             kind="phase", run=RUN, round=number, state_hash=state_hash(path),
             payload=describe(path, codec="fp32"), verdicts=verdicts, report=None,
         ).model_copy(update=changes)  # fmt: skip
@@ -157,7 +158,14 @@ def test_two_theta_files_stay(site: Site) -> None:
 
 def test_a_seed_is_answered_and_waited_on(site: Site) -> None:
     blank = Invitation(
-        kind="seed", run=RUN, round=0, state_hash="", payload=None, verdicts=(), report=None
+        kind="seed",
+        committed_windows=0,
+        run=RUN,
+        round=0,
+        state_hash="",
+        payload=None,
+        verdicts=(),
+        report=None,
     )
     site.fleet.coming = [pack(blank, None), site.phase(0)]
     assert site.exchange.pull().round == 0
@@ -170,7 +178,14 @@ def test_a_seed_is_answered_and_waited_on(site: Site) -> None:
 def test_a_seed_over_the_limit_ends_the_run_with_the_remedy(site: Site) -> None:
     site.exchange._seed = site.theta_file(9.0, size=300_000)
     blank = Invitation(
-        kind="seed", run=RUN, round=0, state_hash="", payload=None, verdicts=(), report=None
+        kind="seed",
+        committed_windows=0,
+        run=RUN,
+        round=0,
+        state_hash="",
+        payload=None,
+        verdicts=(),
+        report=None,
     )
     site.fleet.coming = [pack(blank, None)]
     with pytest.raises(PayloadError, match=r"1\.2 MB cannot travel.*limit_mb=1"):

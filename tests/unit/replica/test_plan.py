@@ -1,12 +1,15 @@
 """One phase: whole blocks, at most H steps, every window once, and its stretch of the schedule."""
 
+from pathlib import Path
+
 import pytest
 
 from pww.config.load import compose
 from pww.errors import LeaseError
 from pww.lease.space import BlockSpace
 from pww.replica.plan import PhasePlan
-from pww.wire import Granted, Lease, Span
+from pww.transport.exchange import Theta
+from pww.wire import Lease, Span
 
 SPACE = BlockSpace(
     num_windows=42, block_windows=4, seed=1, epochs=2, window_tokens=9, corpus="c" * 64
@@ -71,7 +74,7 @@ def test_fewer_steps_than_h_are_partial() -> None:
 def test_progress_is_the_committed_share_and_this_lease_on_top() -> None:
     plan = PhasePlan(SPACE, inner_steps=3, batch_windows=4)
     short = next(p for p in range(11) if SPACE.size(p) == 2)
-    granted = Granted(lease=lease(short, short + 1), committed_windows=21)
-    assert plan.progress(granted) == (21 / 84, 23 / 84)
-    start = Granted(lease=lease(0, 22), committed_windows=0)
-    assert plan.progress(start) == (0.0, 1.0)
+    theta = Theta(3, Path("theta"), "f" * 64, None, committed_windows=21)
+    assert plan.progress(lease(short, short + 1), theta) == (21 / 84, 23 / 84)
+    first = Theta(0, Path("theta"), "f" * 64, None, committed_windows=0)
+    assert plan.progress(lease(0, 22), first) == (0.0, 1.0)

@@ -20,7 +20,7 @@ from pww.replica.report import Report
 from pww.trainer.api import EvalResult
 from pww.transport.exchange import Theta
 from pww.transport.tensorfile import state_hash
-from pww.wire import Granted, Lease, RoundReport, Span, Verdict
+from pww.wire import Lease, RoundReport, Span, Verdict
 
 
 @pytest.fixture(scope="module")
@@ -202,7 +202,7 @@ def one_delta(tmp_path: Path, group):
 
 
 def at_round(theta: Theta, report: RoundReport | None, round_: int) -> Theta:
-    return Theta(round_, theta.path, "e" * 64, report)
+    return Theta(round_, theta.path, "e" * 64, report, 0)
 
 
 def test_the_row_waits_for_the_merge_that_took_the_delta(one_delta) -> None:
@@ -257,10 +257,9 @@ def test_ranks_without_metrics_take_part_and_say_nothing(lone: Lone, caplog, tmp
         tmp_path, metrics=None, outbox=lone.outbox, plan=PLAN, every_rounds=1,
         clock=lone.trainer.clock,
     )  # fmt: skip
-    theta = Theta(3, tmp_path, "f" * 64, None)
+    theta = Theta(3, tmp_path, "f" * 64, None, 0)
     assert silent.evaluate(theta, lone.trainer) == lone.trainer.evaluate()
-    granted = Granted(lease=lease(0, 2), committed_windows=0)
-    silent.steps(granted, theta)(step=1, done=1, of=2, loss=1.0, tokens=1, lr=1.0)
+    silent.steps(lease(0, 2), theta)(step=1, done=1, of=2, loss=1.0, tokens=1, lr=1.0)
     silent.close()
     lone.close()
     assert caplog.text == ""
@@ -282,12 +281,12 @@ def progress(lone: Lone, caplog, monkeypatch):
     told = Report(
         lone.run, metrics=lone.metrics, outbox=lone.outbox, plan=PLAN, every_rounds=1, clock=clock
     )
-    theta = Theta(3, lone.run, "f" * 64, None)
+    theta = Theta(3, lone.run, "f" * 64, None, 0)
     from lone_replica import SPACE
 
     short = next(p for p in range(11) if SPACE.size(p) == 2)
     start = 0 if short > 1 else 2
-    hook = told.steps(Granted(lease=lease(start, start + 2), committed_windows=10), theta)
+    hook = told.steps(lease(start, start + 2), replace(theta, committed_windows=10))
 
     def step(*, seconds: float, done: int, of: int = 8) -> list[str]:
         clock.advance(seconds)
@@ -335,9 +334,7 @@ def test_a_terminal_gets_a_bar_that_goes_away(lone: Lone, monkeypatch) -> None:
         lone.run, metrics=lone.metrics, outbox=lone.outbox, plan=PLAN, every_rounds=1,
         clock=ManualClock(),
     )  # fmt: skip
-    hook = told.steps(
-        Granted(lease=lease(0, 2), committed_windows=34), Theta(5, lone.run, "f" * 64, None)
-    )
+    hook = told.steps(lease(0, 2), Theta(5, lone.run, "f" * 64, None, 34))
     hook(step=1, done=2, of=2, loss=2.0, tokens=1, lr=0.1)
     told.close()
     told.close()

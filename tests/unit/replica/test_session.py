@@ -221,7 +221,7 @@ def test_acquires_until_nothing_is_left(world: World) -> None:
     session, _ = world.joined()
     granted = session.acquire(7)
     assert granted is not None
-    assert session.holds(granted.lease.id)
+    assert session.holds(granted.id)
     sizes = [len(session.acquire(7).lease.span) for _ in range(2)]
     assert sizes == [7, 6]
 

@@ -149,13 +149,10 @@ def test_every_answer_names_the_newest_round(desk) -> None:
     assert last.beat().round == 5
 
 
-def test_a_grant_says_how_much_was_committed(desk) -> None:
-    site = desk.site()
-    first = site.contribute(4)
+def test_the_windows_that_are_committed_are_those_of_the_merged_spans(desk) -> None:
+    first = desk.site().contribute(4)
     expected = desk.space.num_span_windows(first.spans[0].span)
-    answer = site.ask()
-    assert isinstance(answer, Granted)
-    assert answer.committed_windows == expected
+    assert desk.coordinator.committed_windows == expected
 
 
 def test_epochs_are_not_straddled(make_desk, two_epochs: BlockSpace) -> None:
