@@ -83,7 +83,7 @@ def test_leases_come_back_at_once_unless_they_are_kept(tmp_path: Path, ranks) ->
     kept, given = lone.ends.session.acquire(2), lone.ends.session.acquire(3)
     assert kept is not None
     assert given is not None
-    lone.ends.close((kept.lease.id,))
+    lone.ends.close((kept.id,))
     lone.metrics.close()
     lone.outbox.close()
     assert (audit(lone.run).leased, audit(lone.run).unleased) == (2, 9)
@@ -101,7 +101,7 @@ def test_a_process_that_was_killed_is_not_waited_for(tmp_path: Path, ranks) -> N
     assert clock.monotonic() - begin < config().darl.detect_s
     second = again.ends.session.acquire(2)
     assert second is not None
-    assert second.lease.span == first.lease.span
+    assert second.span == first.span
     again.close()
     dead.close()
 

@@ -222,13 +222,13 @@ def test_acquires_until_nothing_is_left(world: World) -> None:
     granted = session.acquire(7)
     assert granted is not None
     assert session.holds(granted.id)
-    sizes = [len(session.acquire(7).lease.span) for _ in range(2)]
+    sizes = [len(session.acquire(7).span) for _ in range(2)]
     assert sizes == [7, 6]
 
 
 def test_none_when_all_is_committed(world: World) -> None:
     session, _ = world.joined()
-    lease = session.acquire(20).lease
+    lease = session.acquire(20)
     world.merge(session, lease, number=1)
     assert session.round == 0
     assert session.acquire(1) is None
@@ -271,7 +271,7 @@ def test_round_is_the_newest_after_each_answer_to_acquire(world: World) -> None:
     session, _ = world.joined()
     other, _ = world.joined("s/b")
     for n, blocks in enumerate((10, 5)):
-        world.merge(other, other.acquire(blocks).lease, number=n + 1)
+        world.merge(other, other.acquire(blocks), number=n + 1)
     session.acquire(5)
     assert session.round == 2
     world.clock.on_wait = world.stop.set
@@ -311,7 +311,7 @@ def test_gets_what_another_gives_back(world: World) -> None:
     given = holder.acquire(20)
     session, _ = world.joined()
     world.clock.on_wait = lambda: holder.leave()
-    assert session.acquire(20).lease.span == given.lease.span
+    assert session.acquire(20).span == given.span
 
 
 def test_the_central_may_be_away_at_the_start(world: World, caplog) -> None:
@@ -335,7 +335,7 @@ def test_stopped_while_the_central_is_away(world: World) -> None:
 
 def test_heartbeats_go_out_by_themselves(world: World) -> None:
     session, wire = world.joined(beating=True)
-    lease = session.acquire(3).lease.id
+    lease = session.acquire(3).id
     session.measured(phase_s=0.0, windows_per_s=12.5)
     for beats in range(1, 30):
         world.clock.advance(3.0)
@@ -370,7 +370,7 @@ def test_an_outage_is_no_round_trip(world: World) -> None:
 
 def test_a_lost_lease_is_remembered(world: World, caplog) -> None:
     session, _ = world.joined()
-    lost, kept = session.acquire(3).lease, session.acquire(3).lease
+    lost, kept = session.acquire(3), session.acquire(3)
     world.books.release(Release(replica="s/a", incarnation=session.incarnation, leases=(lost.id,)))
     with caplog.at_level(logging.DEBUG, logger="pww.replica.session"):
         session.beat()
@@ -380,7 +380,7 @@ def test_a_lost_lease_is_remembered(world: World, caplog) -> None:
 
 def test_a_settled_lease_is_not_renewed(world: World) -> None:
     session, wire = world.joined()
-    lease = session.acquire(3).lease.id
+    lease = session.acquire(3).id
     session.settle(lease)
     session.settle(lease)
     session.beat()
@@ -390,7 +390,7 @@ def test_a_settled_lease_is_not_renewed(world: World) -> None:
 
 def test_a_heartbeat_that_does_not_arrive_is_said_and_survived(world: World, caplog) -> None:
     session, wire = world.joined()
-    lease = session.acquire(3).lease.id
+    lease = session.acquire(3).id
     wire.lose_requests = 1
     with caplog.at_level(logging.WARNING):
         session.beat()
@@ -451,7 +451,7 @@ def test_what_a_person_caused_is_no_traceback(world: World, caplog, fault, said:
 
 def test_replaced_is_told_at_the_next_acquire(world: World, caplog) -> None:
     session, _ = world.joined()
-    lease = session.acquire(3).lease.id
+    lease = session.acquire(3).id
     world.books.evict("s/a")
     world.joined()
     session.beat()
@@ -477,7 +477,7 @@ def test_a_living_twin_is_refused_after_one_wait(world: World, caplog) -> None:
 
 def test_a_dead_twin_is_taken_over(world: World) -> None:
     dead, _ = world.joined()
-    lease = dead.acquire(3).lease
+    lease = dead.acquire(3)
     claims = Claims(run=world.books.run, last_round=0, leases=(lease.id,))
     session, _ = world.session(claims=claims)
     assert [held.id for held in session.register().leases] == [lease.id]
@@ -494,7 +494,7 @@ def test_other_refusals_are_final(world: World) -> None:
 
 def test_reregister_keeps_identity_and_leases(world: World) -> None:
     session, wire = world.joined()
-    lease = session.acquire(3).lease.id
+    lease = session.acquire(3).id
     world.books.evict("s/a")
     reply = session.reregister()
     assert [held.id for held in reply.leases] == [lease]
@@ -504,7 +504,7 @@ def test_reregister_keeps_identity_and_leases(world: World) -> None:
 
 def test_goodbye_keeps_what_it_is_told_to(world: World) -> None:
     session, _ = world.joined()
-    kept, _ = session.acquire(3).lease.id, session.acquire(3).lease.id
+    kept, _ = session.acquire(3).id, session.acquire(3).id
     session.leave(keep=[kept])
     (member,) = world.books.status()["members"]
     assert member["state"] == "left"
