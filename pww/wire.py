@@ -255,6 +255,10 @@ class Done(Message):
     """Accepted, nothing else to say."""
 
 
+Call = Register | Acquire | Heartbeat | Release | Leave
+"""What a site asks the coordinator."""
+
+
 # ------------------------------------------------------------------------------------- outer loop
 
 

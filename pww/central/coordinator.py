@@ -7,9 +7,12 @@ and every call may be repeated. A restart replays the ledger: live leases and me
 Liveness and deadlines follow the monotonic clock; a stepped wall clock changes labels only.
 """
 
+import logging
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
+from typing import TypeVar
 
 from pww.central.deltas import Deltas
 from pww.central.leasing import Leasing
@@ -19,14 +22,17 @@ from pww.central.state import Staged, State
 from pww.central.status import Status, status_of
 from pww.clock import Clock
 from pww.config.schema import Darl
+from pww.errors import PwwError, StateError
 from pww.lease.space import BlockSpace
 from pww.wire import (
     Acquire,
     Acquired,
+    Call,
     Done,
     Heartbeat,
     Instruction,
     Leave,
+    Message,
     Offer,
     Register,
     Registered,
@@ -34,6 +40,9 @@ from pww.wire import (
     RoundReport,
     Verdict,
 )
+
+log = logging.getLogger(__name__)
+R = TypeVar("R", bound=Message)
 
 __all__ = ["Coordinator", "Member", "Members", "Staged"]
 
@@ -51,6 +60,7 @@ class Coordinator:
         clock: Clock,
         members: Members | None = None,
         staleness_window: int = 2,
+        balanced: bool = False,
         limit_mb: int = 0,
         new_run: Callable[[], str] = partial(secrets.token_hex, 16),
     ) -> None:
@@ -64,21 +74,23 @@ class Coordinator:
             space,
             clock=clock,
             restore_grace_s=darl.restore_grace_s,
+            max_attempts=darl.max_attempts,
             new_run=new_run,
         )
         self._deltas = Deltas(
             self._state, staleness_window=staleness_window, ttl_s=darl.ttl_floor_s
         )
-        announcer = Announcer(members or Alone())
+        self._announcer = Announcer(members or Alone())
         self._leasing = Leasing(
             self._state,
             self._deltas,
-            announcer,
+            self._announcer,
             darl=darl,
+            balanced=balanced,
             aggregator_port=aggregator_port,
             limit_mb=limit_mb,
         )
-        announcer.deliver()
+        self._announcer.deliver()
 
     # --------------------------------------------------------------------------------- the run
 
@@ -138,9 +150,9 @@ class Coordinator:
             return tuple(s.member for s in self._state.seats.values() if s.state == "live")
 
     def expected(self) -> frozenset[str]:
-        """Live replicas that work on a lease whose delta has not come yet."""
+        """Live replicas that hold a started lease whose delta has not come yet."""
         with self._state.lock:
-            busy = {held.replica for held in self._state.table.leases() if not held.pinned}
+            busy = {h.replica for h in self._state.table.leases() if h.started and not h.pinned}
             return frozenset(m.replica for m in self.live() if m.replica in busy)
 
     def verify(self) -> None:
@@ -154,33 +166,86 @@ class Coordinator:
 
     # -------------------------------------------------------------------------- the five calls
 
+    def answer(self, calls: Sequence[Call]) -> list[Message | PwwError]:
+        """The reply or the refusal of each call, in order; durable together when this returns.
+
+        Raises:
+            StateError: the disk refused; none of them happened, all may be repeated.
+        """
+        try:
+            with self._batch():
+                return [self._answer(call) for call in calls]
+        except PwwError:
+            raise
+        except Exception:  # a bug of ours: whose call it is must not be everybody's trouble
+            if len(calls) == 1:
+                raise
+            log.exception("%d calls failed together; answering one by one", len(calls))
+            return [reply for call in calls for reply in self._alone(call)]
+
+    def _answer(self, call: Call) -> Message | PwwError:
+        try:
+            return self._leasing.answer(call)
+        except StateError:
+            raise
+        except PwwError as why:
+            return why
+
+    def _alone(self, call: Call) -> list[Message | PwwError]:
+        try:
+            return self.answer([call])
+        except Exception as why:
+            log.exception("a %s failed", type(call).__name__)
+            return [StateError(f"{type(call).__name__} failed ({type(why).__name__}); see the log")]
+
+    def _one(self, call: Call, kind: type[R]) -> R:
+        reply = self.answer([call])[0]
+        if isinstance(reply, PwwError):
+            raise reply
+        assert isinstance(reply, kind)
+        return reply
+
+    @contextmanager
+    def _batch(self) -> Iterator[None]:
+        """One transaction; the news of it go out when it is durable."""
+        with self._state.lock:
+            try:
+                with self._state.batch():
+                    yield
+            except BaseException:
+                self._announcer.forget()
+                raise
+        self._announcer.deliver()
+
     def register(self, message: Register, /) -> Registered:
         """See `Leasing.register`."""
-        return self._leasing.register(message)
+        return self._one(message, Registered)
 
     def acquire(self, message: Acquire, /) -> Acquired:
         """See `Leasing.acquire`."""
-        return self._leasing.acquire(message)
+        return self._one(message, Acquired)
 
     def heartbeat(self, message: Heartbeat, /) -> Instruction:
         """See `Leasing.heartbeat`."""
-        return self._leasing.heartbeat(message)
+        return self._one(message, Instruction)
 
     def release(self, message: Release, /) -> Done:
         """See `Leasing.release`."""
-        return self._leasing.release(message)
+        return self._one(message, Done)
 
     def leave(self, message: Leave, /) -> Done:
         """See `Leasing.leave`."""
-        return self._leasing.leave(message)
+        return self._one(message, Done)
 
     def tick(self) -> None:
         """Expires leases and marks silent members gone; call it about every second."""
-        self._leasing.tick()
+        with self._batch():
+            self._leasing.tick()
 
     def evict(self, replica: str) -> None:
         """The replica's process is known to be dead: a new one need not wait for the detection."""
-        self._leasing.evict(replica)
+        with self._batch():
+            self._leasing.evict(replica)
 
     # ---------------------------------------------------------------------------------- deltas
 

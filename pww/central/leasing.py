@@ -1,25 +1,31 @@
 """The lease protocol's five calls (register, acquire, heartbeat, release, leave), and time.
 
-Each may be repeated: a key gets its grant again while that lease is still its replica's, a
-registration or goodbye that came before changes nothing. What a reply says is on the disk before
-the reply exists; a TTL too, so that a restart takes no lease from a holder that counts on it. A
-message asks for a TTL of at most `wire.MAX_TTL_S`, and a span ends where the free positions do.
+Each may be repeated: a key gets its grant once, a registration or goodbye that came before changes
+nothing. Call them inside `State.batch`: what a reply says is on the disk when the batch has ended,
+a TTL and a raised watermark too, so that a restart takes nothing from a holder that counts on it.
+A message asks for a TTL of at most `wire.MAX_TTL_S`, and a span ends where the free positions do.
 """
 
 from collections.abc import Sequence
+from typing import assert_never
 
+from pww.central import sizing
 from pww.central.deltas import Deltas
-from pww.central.membership import Announcer
+from pww.central.membership import Announcer, Seat
 from pww.central.registration import check
+from pww.central.replies import Reply
 from pww.central.roster import Roster
-from pww.central.state import State, as_text
+from pww.central.state import State
 from pww.config.schema import Darl
 from pww.errors import Refused
 from pww.lease.events import Event, Reason
+from pww.lease.events import Granted as GrantedEvent
+from pww.lease.table import Held
 from pww.wire import (
     MAX_TTL_S,
     Acquire,
     Acquired,
+    Call,
     Done,
     Exhausted,
     Granted,
@@ -28,16 +34,18 @@ from pww.wire import (
     Lease,
     LeaseState,
     Leave,
+    Message,
     Register,
     Registered,
     Release,
     Renewal,
-    Span,
     Wait,
 )
 
 WAIT_S = 1.0
 """How soon a replica that got nothing may ask again."""
+NAMED = 1000
+"""Quarantined blocks that an answer names."""
 
 
 class Leasing:
@@ -50,13 +58,31 @@ class Leasing:
         announcer: Announcer,
         *,
         darl: Darl,
+        balanced: bool,
         aggregator_port: int,
         limit_mb: int,
     ) -> None:
-        self._state, self._deltas, self._announcer = state, deltas, announcer
-        self._darl, self._port, self._limit_mb = darl, aggregator_port, limit_mb
+        self._state, self._deltas = state, deltas
+        self._darl, self._balanced = darl, balanced
+        self._port, self._limit_mb = aggregator_port, limit_mb
         self._floor_s = min(darl.ttl_floor_s, MAX_TTL_S)
         self._roster = Roster(state, announcer, detect_s=darl.detect_s)
+
+    def answer(self, message: Call, /) -> Message:
+        """The reply to any of the five; raises as they do."""
+        match message:
+            case Acquire():
+                return self.acquire(message)
+            case Heartbeat():
+                return self.heartbeat(message)
+            case Register():
+                return self.register(message)
+            case Release():
+                return self.release(message)
+            case Leave():
+                return self.leave(message)
+            case _:
+                assert_never(message)
 
     def register(self, message: Register, /) -> Registered:
         """Lets a process in; a new incarnation takes over what it claims, the rest is released.
@@ -65,81 +91,59 @@ class Leasing:
             Refused: see `registration.check`.
         """
         state, table = self._state, self._state.table
-        with state.lock:
-            check(state, message, detect_s=self._darl.detect_s)
-            with state.change() as change:
-                if not self._sits(message):
-                    self._deltas.void(
-                        change,
-                        message.replica,
-                        presented=message.deltas,
-                        claimed=message.leases,
+        check(state, message, detect_s=self._darl.detect_s)
+        with state.change() as change:
+            if not self._sits(message):
+                self._deltas.void(
+                    change, message.replica, presented=message.deltas, claimed=message.leases
+                )
+                others = {h.id for h in table.leases(message.replica)} - set(message.leases)
+                change.lease(
+                    table.decide_return(
+                        sorted(others), replica=message.replica, reason="taken over"
                     )
-                    others = {h.id for h in table.leases(message.replica)} - set(message.leases)
-                    change.lease(
-                        table.decide_return(
-                            sorted(others), replica=message.replica, reason="taken over"
-                        )
-                    )
-                change.lease(self._revivable(message.replica, message.leases))
-                self._roster.sit(change, message)
-                if state.model == "":
-                    change.tx.execute("UPDATE run SET model = ?", message.model)
-                    change.then(lambda: setattr(state, "model", message.model))
-            reply = Registered(
-                run=state.run,
-                round=state.round,
-                aggregator_port=self._port,
-                limit_mb=self._limit_mb,
-                heartbeat_s=self._darl.heartbeat_s,
-                detect_s=self._darl.detect_s,
-                leases=self._claimed(message),
-            )
-        self._announcer.deliver()
-        return reply
+                )
+            change.lease(self._revivable(message.replica, message.leases))
+            self._roster.sit(change, message)
+            if state.model == "":
+                change.tx.execute("UPDATE run SET model = ?", message.model)
+                change.then(lambda: setattr(state, "model", message.model))
+        return Registered(
+            run=state.run,
+            round=state.round,
+            aggregator_port=self._port,
+            limit_mb=self._limit_mb,
+            heartbeat_s=self._darl.heartbeat_s,
+            detect_s=self._darl.detect_s,
+            leases=self._claimed(message),
+        )
 
     def acquire(self, message: Acquire, /) -> Acquired:
-        """One lease on the lowest free positions, or wait, or exhausted.
+        """One lease on the lowest free positions, or a tail that another has not begun.
 
-        Repeated: the same lease, unless it expired and its positions went to somebody else.
+        Repeated: the same lease, as long as it is its replica's.
 
         Raises:
             Refused: an unknown incarnation, or a key that was used for another request.
         """
-        state, table = self._state, self._state.table
-        with self._roster.heard(message.replica, message.incarnation):
-            self._expire()
-            stored = self._stored_reply(message)
-            if stored is not None:
-                return stored
-            decided = table.decide_grant(
-                message.replica, num_blocks=message.num_blocks, ttl_s=message.ttl_s
-            )
-            if decided is None and table.complete:
-                return Acquired(
-                    answer=Exhausted(committed=table.committed.total), round=state.round
-                )
-            if decided is None:
-                return Acquired(answer=Wait(retry_after_s=WAIT_S), round=state.round)
-            lease = Lease(
-                id=decided.lease,
-                replica=decided.replica,
-                span=Span(decided.start, decided.stop),
-                watermark=decided.stop,
-                ttl_s=decided.ttl_s,
-            )
-            answer = Granted(lease=lease)
-            reply = Acquired(answer=answer, round=state.round)
-            with state.change() as change:
-                change.lease((decided,))
-                change.tx.execute(
-                    "INSERT OR REPLACE INTO replies VALUES (?, ?, ?, ?)",
-                    message.key,
-                    message.incarnation,
-                    message.num_blocks,
-                    as_text(reply),
-                )
-            return reply
+        state = self._state
+        seat = self._roster.heard(message.replica, message.incarnation)
+        self._expire()
+        before = state.replies.find(message.key)
+        if before is not None:
+            return self._again(message, before)
+        lease = self._grant(message, seat)
+        if lease is not None:
+            return Acquired(answer=Granted(lease=lease), round=state.round)
+        if not state.table.complete:
+            return Acquired(answer=Wait(retry_after_s=WAIT_S), round=state.round)
+        aside = state.table.quarantined
+        answer = Exhausted(
+            committed=state.table.committed.total,
+            quarantined=state.quarantined_blocks(NAMED),
+            num_quarantined=aside.total,
+        )
+        return Acquired(answer=answer, round=state.round)
 
     def heartbeat(self, message: Heartbeat, /) -> Instruction:
         """Notes that the replica lives, renews its leases, and says which it has lost.
@@ -147,16 +151,15 @@ class Leasing:
         Raises:
             Refused: an unknown incarnation.
         """
-        state = self._state
-        with self._roster.heard(message.replica, message.incarnation) as seat:
-            seat.windows_per_s = message.windows_per_s
-            self._expire()
-            self._revive(message.replica, [each.id for each in message.leases])
-            self._renew(message.replica, message.leases)
-            return Instruction(
-                leases=tuple(self._state_of(message.replica, each.id) for each in message.leases),
-                round=state.round,
-            )
+        seat = self._roster.heard(message.replica, message.incarnation)
+        seat.windows_per_s = message.windows_per_s
+        self._expire()
+        self._revive(message.replica, [each.id for each in message.leases])
+        self._renew(message.replica, message.leases)
+        return Instruction(
+            leases=tuple(self._state_of(message.replica, each.id) for each in message.leases),
+            round=self._state.round,
+        )
 
     def release(self, message: Release, /) -> Done:
         """Takes leases back uncommitted; those of a received delta stay until its verdict.
@@ -164,8 +167,8 @@ class Leasing:
         Raises:
             Refused: an unknown incarnation.
         """
-        with self._roster.heard(message.replica, message.incarnation):
-            self._give_back(message.replica, message.leases, "released")
+        self._roster.heard(message.replica, message.incarnation)
+        self._give_back(message.replica, message.leases, "released")
         return Done()
 
     def leave(self, message: Leave, /) -> Done:
@@ -174,87 +177,104 @@ class Leasing:
         Raises:
             Refused: an incarnation that was replaced or never registered.
         """
-        with self._state.lock:
-            seat = self._roster.seat_of(message.replica, message.incarnation)
-            held = {held.id for held in self._state.table.leases(message.replica)}
-            self._give_back(message.replica, sorted(held - set(message.keep)), "left")
-            self._roster.dismiss(seat, "left")
-        self._announcer.deliver()
+        seat = self._roster.seat_of(message.replica, message.incarnation)
+        held = {held.id for held in self._state.table.leases(message.replica)}
+        self._give_back(message.replica, sorted(held - set(message.keep)), "left")
+        self._roster.dismiss(seat, "left")
         return Done()
 
     def tick(self) -> None:
         """Expires leases and marks silent members gone; call it about every second."""
-        with self._state.lock:
-            self._expire()
-            self._roster.listen()
-        self._announcer.deliver()
+        self._expire()
+        self._roster.listen()
 
     def evict(self, replica: str) -> None:
         """Marks the replica's member gone, however recently it was heard."""
-        with self._state.lock:
-            seat = self._state.seats.get(replica)
-            if seat is not None:
-                self._roster.dismiss(seat, "gone")
-        self._announcer.deliver()
+        seat = self._state.seats.get(replica)
+        if seat is not None:
+            self._roster.dismiss(seat, "gone")
 
     def _sits(self, message: Register) -> bool:
         seat = self._state.seats.get(message.replica)
         return seat is not None and seat.member.incarnation == message.incarnation
 
-    def _stored_reply(self, message: Acquire) -> Acquired | None:
-        """The grant that this key got before, if it still holds: its reply was lost on the way."""
-        rows = self._state.ledger.rows(
-            "SELECT incarnation, num_blocks, reply FROM replies WHERE key = ?", message.key
+    # ------------------------------------------------------------------------------------- granting
+
+    def _grant(self, message: Acquire, seat: Seat) -> Lease | None:
+        state, table = self._state, self._state.table
+        number = sizing.num_blocks(
+            message.num_blocks, seat=seat, seats=state.seats.values(), balanced=self._balanced
         )
-        if not rows:
+        decided = table.decide_grant(
+            message.replica, num_blocks=number, ttl_s=message.ttl_s, ahead=message.ahead
+        )
+        if not decided and not message.ahead:  # who still has work does not take another's
+            rates = {name: each.windows_per_s for name, each in state.seats.items()}
+            decided = table.decide_steal(
+                message.replica, num_blocks=number, ttl_s=message.ttl_s, rates=rates
+            )
+        granted = decided[-1] if decided else None
+        if not isinstance(granted, GrantedEvent):
+            self._lease(decided)  # set aside, and nothing else is free
             return None
-        if rows[0][:2] != (message.incarnation, message.num_blocks):
+        with state.change() as change:
+            change.lease(decided)
+            reply = Reply(message.incarnation, message.num_blocks, granted.lease)
+            state.replies.note(change, message.key, reply)
+        held = table.find(granted.lease, replica=message.replica)
+        assert held is not None, "it was just granted"
+        return _as_lease(held, message.ttl_s)
+
+    def _again(self, message: Acquire, before: Reply) -> Acquired:
+        """The grant that this key got before: its reply was lost on the way.
+
+        A lease that is over by now is not replaced: a copy of a request that the network kept back
+        would lease blocks that nobody trains. Who still waits asks with a new key.
+        """
+        if (before.incarnation, before.num_blocks) != (message.incarnation, message.num_blocks):
             raise Refused(
                 f"key {message.key} was used for another request: make a new one for each",
                 code="bad_request",
             )
-        reply = Acquired.model_validate_json(str(rows[0][2]))
-        assert isinstance(reply.answer, Granted), "nothing else is stored"
-        lease = reply.answer.lease.id
-        self._revive(message.replica, (lease,))
-        if self._state.table.find(lease, replica=message.replica) is None:
-            return None
-        return reply.model_copy(update={"round": self._state.round})
+        state = self._state
+        self._revive(message.replica, (before.lease,))
+        self._renew(message.replica, (Renewal(id=before.lease, ttl_s=message.ttl_s),))
+        held = state.table.find(before.lease, replica=message.replica)
+        if held is None or held.pinned:
+            return Acquired(answer=Wait(retry_after_s=0.0), round=state.round)
+        return Acquired(answer=Granted(lease=_as_lease(held, message.ttl_s)), round=state.round)
+
+    # ------------------------------------------------------------------------------------- changing
+
+    def _lease(self, events: Sequence[Event]) -> None:
+        if events:
+            with self._state.change() as change:
+                change.lease(events)
 
     def _expire(self) -> None:
-        events = self._state.table.decide_expiry(self._state.clock.monotonic())
-        if events:
-            with self._state.change() as change:
-                change.lease(events)
+        self._lease(self._state.table.decide_expiry(self._state.clock.monotonic()))
 
     def _give_back(self, replica: str, leases: Sequence[int], reason: Reason) -> None:
-        events = self._state.table.decide_return(leases, replica=replica, reason=reason)
-        if events:
-            with self._state.change() as change:
-                change.lease(events)
+        self._lease(self._state.table.decide_return(leases, replica=replica, reason=reason))
 
     def _revivable(self, replica: str, leases: Sequence[int]) -> tuple[Event, ...]:
         return self._state.table.decide_revive(leases, replica=replica, ttl_s=self._floor_s)
 
     def _revive(self, replica: str, leases: Sequence[int]) -> None:
-        events = self._revivable(replica, leases)
-        if events:
-            with self._state.change() as change:
-                change.lease(events)
+        self._lease(self._revivable(replica, leases))
 
     def _renew(self, replica: str, renewals: Sequence[Renewal]) -> None:
-        """Extends those leases that are this replica's; what that promises is durable first."""
+        """Extends and starts those leases that are this replica's, after what that promises."""
         table, now_s = self._state.table, self._state.clock.monotonic()
         asked: dict[int, float] = {}
         for each in renewals:
             if table.find(each.id, replica=replica) is not None:
                 asked[each.id] = max(each.ttl_s, asked.get(each.id, 0.0))
-        promises = [
-            e for id_, ttl_s in asked.items() for e in table.decide_promise(id_, ttl_s=ttl_s)
-        ]
-        if promises:
-            with self._state.change() as change:
-                change.lease(promises)
+        if not asked:
+            return
+        starts = [each.id for each in renewals if each.start]
+        events = [e for id_, ttl_s in asked.items() for e in table.decide_promise(id_, ttl_s=ttl_s)]
+        self._lease((*events, *table.decide_raise(starts, replica=replica)))
         for id_, ttl_s in asked.items():
             table.renew(id_, ttl_s=ttl_s, now_s=now_s)
 
@@ -271,14 +291,10 @@ class Leasing:
         leases = tuple(dict.fromkeys(message.leases))
         self._renew(replica, [Renewal(id=lease, ttl_s=ttl_s) for lease in leases])
         found = (self._state.table.find(lease, replica=replica) for lease in leases)
-        return tuple(
-            Lease(
-                id=held.id,
-                replica=held.replica,
-                span=held.span,
-                watermark=held.watermark,
-                ttl_s=ttl_s,
-            )
-            for held in found
-            if held is not None
-        )
+        return tuple(_as_lease(held, ttl_s) for held in found if held is not None)
+
+
+def _as_lease(held: Held, ttl_s: float) -> Lease:
+    return Lease(
+        id=held.id, replica=held.replica, span=held.span, watermark=held.watermark, ttl_s=ttl_s
+    )

@@ -17,7 +17,7 @@ from pathlib import Path
 from pww.errors import StateError
 
 FILE = "ledger.sqlite"
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 _SCHEMA = """
 CREATE TABLE run (
     only INTEGER PRIMARY KEY CHECK (only = 1),
@@ -34,10 +34,14 @@ CREATE UNIQUE INDEX one_member_a_replica ON members (replica) WHERE state != 're
 CREATE TABLE lease_events (
     seq INTEGER PRIMARY KEY AUTOINCREMENT, body TEXT NOT NULL, wall REAL NOT NULL
 );
-CREATE TABLE replies (
-    key TEXT PRIMARY KEY, incarnation TEXT NOT NULL, num_blocks INTEGER NOT NULL,
-    reply TEXT NOT NULL
+CREATE TABLE snapshot (
+    only INTEGER PRIMARY KEY CHECK (only = 1), seq INTEGER NOT NULL, body TEXT NOT NULL
 );
+CREATE TABLE replies (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT, key TEXT NOT NULL UNIQUE, incarnation TEXT NOT NULL,
+    num_blocks INTEGER NOT NULL, lease INTEGER NOT NULL
+);
+CREATE INDEX replies_by_incarnation ON replies (incarnation, seq);
 CREATE TABLE rounds (
     round INTEGER PRIMARY KEY, generation TEXT NOT NULL, state_hash TEXT NOT NULL,
     report TEXT, wall REAL NOT NULL
@@ -52,6 +56,7 @@ CREATE TABLE deltas (
 );
 CREATE INDEX deltas_by_replica ON deltas (replica, decided);
 CREATE INDEX deltas_by_incarnation ON deltas (incarnation);
+CREATE INDEX deltas_merged ON deltas (replica, decided) WHERE outcome = 'merged';
 CREATE INDEX deltas_undecided ON deltas (seq) WHERE outcome IS NULL;
 """
 
@@ -67,6 +72,23 @@ class Transaction:
     def execute(self, sql: str, *values: Value) -> int:
         """Runs one statement and returns the number of rows that it changed."""
         return self._db.execute(sql, values).rowcount
+
+    @contextmanager
+    def savepoint(self) -> Iterator[None]:
+        """The block's statements happen together or not at all, whatever else the transaction holds.
+
+        What the database itself refuses ends the whole transaction.
+        """
+        self._db.execute("SAVEPOINT part")
+        try:
+            yield
+        except sqlite3.Error:
+            raise
+        except BaseException:
+            self._db.execute("ROLLBACK TO part")
+            self._db.execute("RELEASE part")
+            raise
+        self._db.execute("RELEASE part")
 
 
 class Ledger:

@@ -49,6 +49,7 @@ class Seat:
     seen_s: float  # monotonic; after a restart the moment of the restart
     grace_s: float = 0.0  # may be silent that long: not heard since the restart
     windows_per_s: float = 0.0
+    fit: float = 1.0  # share of a phase that it delivers in time
 
 
 class Announcer:
@@ -62,6 +63,10 @@ class Announcer:
     def add(self, member: Member, *, joined: bool) -> None:
         """Notes what happened; call it under the coordinator's lock, that gives the order."""
         self._queue.append((member, joined))
+
+    def forget(self) -> None:
+        """What was noted since the last delivery did not happen: the disk refused it."""
+        self._queue.clear()
 
     def deliver(self) -> None:
         """Tells everything noted so far; call it without the coordinator's lock.

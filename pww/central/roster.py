@@ -6,8 +6,6 @@ not wait that long.
 """
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Literal
 
 from pww.central.membership import Announcer, Member, Seat
@@ -40,29 +38,24 @@ class Roster:
             )
         return seat
 
-    @contextmanager
-    def heard(self, replica: str, incarnation: str) -> Iterator[Seat]:
-        """The block runs under the lock for a member that was just heard; news go out after it.
+    def heard(self, replica: str, incarnation: str) -> Seat:
+        """The seat of a member that was just heard; call it under the lock.
 
         Raises:
             Refused: it was replaced, never registered, or said goodbye.
         """
-        try:
-            with self._state.lock:
-                seat = self.seat_of(replica, incarnation)
-                if seat.state == "left":
-                    raise Refused(
-                        f"incarnation {incarnation} of {replica} said goodbye: start it again",
-                        code="unknown_incarnation",
-                    )
-                seat.seen_s, seat.grace_s = self._state.clock.monotonic(), 0.0
-                if seat.state == "gone":
-                    with self._state.change() as change:
-                        self.set_state(change, seat, "live")
-                    self._announcer.add(seat.member, joined=True)
-                yield seat
-        finally:
-            self._announcer.deliver()
+        seat = self.seat_of(replica, incarnation)
+        if seat.state == "left":
+            raise Refused(
+                f"incarnation {incarnation} of {replica} said goodbye: start it again",
+                code="unknown_incarnation",
+            )
+        seat.seen_s, seat.grace_s = self._state.clock.monotonic(), 0.0
+        if seat.state == "gone":
+            with self._state.change() as change:
+                self.set_state(change, seat, "live")
+                change.then(lambda: self._announcer.add(seat.member, joined=True))
+        return seat
 
     def sit(self, change: Change, message: Register) -> None:
         """Seats a registered process; its predecessor, if another one, is replaced for good."""
@@ -74,6 +67,7 @@ class Roster:
                 "UPDATE members SET state = 'replaced' WHERE incarnation = ?",
                 before.member.incarnation,
             )
+            state.replies.forget(change, before.member.incarnation)
             if before.state == "live":
                 change.then(lambda: self._announcer.add(before.member, joined=False))
         change.tx.execute(
@@ -105,8 +99,8 @@ class Roster:
             was_live = seat.state == "live"
             with self._state.change() as change:
                 self.set_state(change, seat, value)
-            if was_live:
-                self._announcer.add(seat.member, joined=False)
+                if was_live:
+                    change.then(lambda: self._announcer.add(seat.member, joined=False))
 
     def listen(self) -> None:
         """Members silent for the detection time are gone; they may come back."""

@@ -1,25 +1,30 @@
-"""The run in memory, a mirror of the ledger: every change is durable first and visible after.
+"""The run in memory, a mirror of the ledger; whoever sees a change may count on it being durable.
 
-`change()` is the only way to write: its statements and lease events are one transaction; the
-table and the fields follow when it is on the disk. If anything raises before, neither the file
-nor memory moved.
+`batch()` is one transaction under the lock; every `change()` in it moves the table and the fields
+at once, so that the next one is decided from there, and nothing of it may be told before the batch
+has ended. If the disk refuses at the end, memory is read from the ledger again, as after a restart.
 """
 
 import json
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from itertools import islice
 from typing import cast
 
 from pww.central.ledger import Ledger, Transaction
 from pww.central.membership import Member, Seat
+from pww.central.replies import Replies
 from pww.clock import Clock
-from pww.errors import StateError
+from pww.errors import PwwError, StateError
 from pww.lease.events import Committed, Event, from_record, to_record
 from pww.lease.space import BlockSpace
 from pww.lease.table import LeaseTable
 from pww.wire import Message, Offer, RoundReport, SpaceInfo, Span
+
+SNAPSHOT_EVENTS = 10_000
+"""A restart replays about so many events; a table of more fragments is written less often."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +37,7 @@ class Staged:
 
 
 class Change:
-    """One transaction in the making."""
+    """One part of a transaction in the making."""
 
     def __init__(self, tx: Transaction) -> None:
         self.tx = tx
@@ -44,7 +49,7 @@ class Change:
         self.events.extend(events)
 
     def then(self, effect: Callable[[], object]) -> None:
-        """`effect` on memory follows once the transaction is durable and the table has moved."""
+        """`effect` on memory follows when the statements are done and the table has moved."""
         self.effects.append(effect)
 
 
@@ -58,37 +63,93 @@ class State:
         *,
         clock: Clock,
         restore_grace_s: float,
+        max_attempts: int,
         new_run: Callable[[], str],
     ) -> None:
         self.lock = threading.RLock()
         self.ledger, self.space, self.clock = ledger, space, clock
+        self._grace_s, self._max_attempts = restore_grace_s, max_attempts
+        self._tx: Transaction | None = None
+        self._moved = False  # memory is ahead of the disk
+        self._lost = False  # … and stays so: the ledger could not be read again
         self._ensure_run(new_run)
-        self._load(restore_grace_s=restore_grace_s)
+        self._load()
+
+    @contextmanager
+    def batch(self) -> Iterator[None]:
+        """All changes of the block become durable together, at its end. One in another joins it.
+
+        Raises:
+            StateError: the disk refused; nothing of it happened.
+        """
+        with self.lock:
+            if self._tx is not None:
+                yield
+                return
+            if self._lost:
+                self._load()
+            try:
+                with self.ledger.transaction() as tx:
+                    self._tx = tx
+                    try:
+                        yield
+                        if self._journaled >= max(SNAPSHOT_EVENTS, self.table.num_fragments):
+                            self._write_snapshot(tx)
+                    finally:
+                        self._tx = None
+            except BaseException:
+                self._lost = self._moved
+                if self._lost:
+                    self._load()
+                raise
+            finally:
+                self._moved = False
 
     @contextmanager
     def change(self) -> Iterator[Change]:
-        """One durable change; raises without any effect, or has all of it."""
-        with self.lock:
-            with self.ledger.transaction() as tx:
-                change = Change(tx)
+        """One change, alone or as a part of a batch: if its block raises, it has no effect."""
+        alone = self._tx is None
+        with self.batch():
+            assert self._tx is not None
+            change = Change(self._tx)
+            with nullcontext() if alone else self._tx.savepoint():
                 yield change
                 for event in change.events:
-                    tx.execute(
+                    self._tx.execute(
                         "INSERT INTO lease_events (body, wall) VALUES (?, ?)",
                         json.dumps(to_record(event)),
                         self.clock.wall(),
                     )
+            self._moved = True
+            self._journaled += len(change.events)
             now_s = self.clock.monotonic()
-            for event in change.events:
-                self._apply(event, now_s)
-            for effect in change.effects:
-                effect()
+            try:
+                for event in change.events:
+                    self._apply(event, now_s)
+                for effect in change.effects:
+                    effect()
+            except PwwError as why:  # half of it is in memory: none of the batch may stay
+                raise StateError(f"a change cannot be made: {why}") from why
+
+    def quarantined_blocks(self, at_most: int) -> tuple[int, ...]:
+        """The first blocks that were set aside, by position."""
+        positions = (p for span in self.table.quarantined for p in range(span.start, span.stop))
+        return tuple(self.space.block(p) for p in islice(positions, at_most))
 
     def _apply(self, event: Event, now_s: float) -> None:
         self.table.apply(event, now_s)
         if isinstance(event, Committed):
             span = Span(event.start, event.stop)
             self.committed_windows += self.space.num_span_windows(span)
+
+    def _write_snapshot(self, tx: Transaction) -> None:
+        body = {"table": self.table.dump(), "committed_windows": self.committed_windows}
+        tx.execute(
+            "INSERT OR REPLACE INTO snapshot "
+            "VALUES (1, (SELECT COALESCE(MAX(seq), 0) FROM lease_events), ?)",
+            json.dumps(body),
+        )
+        self._journaled = 0
 
     # ----------------------------------------------------------------------------- opening a ledger
 
@@ -117,7 +178,7 @@ class State:
                 "one with run.name=..."
             )
 
-    def _load(self, *, restore_grace_s: float) -> None:
+    def _load(self) -> None:
         """Fields and table from the ledger; leases and members get the grace period."""
         rows = self.ledger.rows("SELECT run, model, round, generation, state_hash FROM run")
         run, model, number, generation, state_hash = rows[0]
@@ -129,12 +190,35 @@ class State:
         )
         self.report = RoundReport.model_validate_json(str(reports[0][0])) if reports else None
         now_s = self.clock.monotonic()
-        self.table = LeaseTable(self.space.num_positions, epoch_positions=self.space.num_blocks)
-        self.committed_windows = 0
-        for (body,) in self.ledger.rows("SELECT body FROM lease_events ORDER BY seq"):
+        self._load_table(now_s)
+        self._load_seats(now_s)
+        self._load_deltas(now_s)
+        self.replies = Replies(self.ledger)
+        self._lost = False
+
+    def _load_table(self, now_s: float) -> None:
+        """The last snapshot and what was journaled since."""
+        found = self.ledger.rows("SELECT seq, body FROM snapshot")
+        seq = 0
+        if found:
+            seq, body = cast(int, found[0][0]), json.loads(str(found[0][1]))
+            self.table = LeaseTable.load(body["table"], max_attempts=self._max_attempts)
+            self.committed_windows = int(body["committed_windows"])
+        else:
+            self.table = LeaseTable(
+                self.space.num_positions,
+                epoch_positions=self.space.num_blocks,
+                max_attempts=self._max_attempts,
+            )
+            self.committed_windows = 0
+        rows = self.ledger.rows("SELECT body FROM lease_events WHERE seq > ? ORDER BY seq", seq)
+        for (body,) in rows:
             self._apply(from_record(json.loads(str(body))), now_s)
-        self.table.restore(now_s=now_s, grace_s=restore_grace_s)
+        self._journaled = len(rows)
+        self.table.restore(now_s=now_s, grace_s=self._grace_s)
         self.table.verify()
+
+    def _load_seats(self, now_s: float) -> None:
         self.seats: dict[str, Seat] = {}
         for replica, incarnation, node_key, state in self.ledger.rows(
             "SELECT replica, incarnation, node_key, state FROM members WHERE state != 'replaced' "
@@ -145,21 +229,24 @@ class State:
                 member,
                 state,  # type: ignore[arg-type]
                 seen_s=now_s,
-                grace_s=restore_grace_s,
+                grace_s=self._grace_s,
             )
+
+    def _load_deltas(self, now_s: float) -> None:
         self.pending: dict[str, Staged] = {}  # in order of receipt
         for offer_json, staleness in self.ledger.rows(
             "SELECT offer, staleness FROM deltas WHERE outcome IS NULL ORDER BY seq"
         ):
             offer = Offer.model_validate_json(str(offer_json))
             self.pending[offer.delta] = Staged(offer, cast(int, staleness), now_s)
-        self.last_merged: dict[str, str] = {
-            str(replica): str(delta)
-            for replica, delta, _ in self.ledger.rows(
-                "SELECT replica, delta, MAX(decided) FROM deltas WHERE outcome = 'merged' "
-                "GROUP BY replica"
-            )
-        }
+        self.last_merged: dict[str, str] = {}
+        for replica in self.seats:  # by index: the list of all deltas is as long as the run
+            for (delta,) in self.ledger.rows(
+                "SELECT delta FROM deltas WHERE replica = ? AND outcome = 'merged' "
+                "ORDER BY decided DESC LIMIT 1",
+                replica,
+            ):
+                self.last_merged[replica] = str(delta)
 
 
 def as_text(message: Message) -> str:

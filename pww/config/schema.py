@@ -149,6 +149,7 @@ class Diloco(Section):
 
     replicas: Positive  # inside this allocation
     inner_steps: Positive  # H
+    phase: Literal["fixed", "balanced"]  # H everywhere, or fewer steps where they take longer
     outer: Outer
     staleness_window: Annotated[int, Field(ge=0)]
     staleness_discount: Annotated[float, Field(ge=0, le=1e9)]  # a weight in fp32 is never 0
@@ -166,6 +167,8 @@ class Darl(Section):
     heartbeat_s: Seconds
     detect_s: Seconds  # a silent replica counts as gone after this long
     restore_grace_s: Seconds  # leases are extended by it after a restart of the coordinator
+    ahead: bool  # the next span is leased while a phase runs
+    max_attempts: Annotated[int, Field(ge=0)]  # a block reclaimed so often is set aside; 0: never
 
 
 class Transport(Section):
