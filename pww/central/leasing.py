@@ -16,6 +16,7 @@ from pww.central.state import State, as_text
 from pww.config.schema import Darl
 from pww.errors import Refused
 from pww.lease.events import Event, Reason
+from pww.lease.events import Granted as LeaseGranted
 from pww.wire import (
     MAX_TTL_S,
     Acquire,
@@ -112,26 +113,27 @@ class Leasing:
             stored = self._stored_reply(message)
             if stored is not None:
                 return stored
-            decided = table.decide_grant(
+            events = table.decide_grant(
                 message.replica, num_blocks=message.num_blocks, ttl_s=message.ttl_s
             )
+            decided = events[-1] if events else None
             if decided is None and table.complete:
                 return Acquired(
                     answer=Exhausted(committed=table.committed.total), round=state.round
                 )
-            if decided is None:
+            if not isinstance(decided, LeaseGranted):
                 return Acquired(answer=Wait(retry_after_s=WAIT_S), round=state.round)
             lease = Lease(
                 id=decided.lease,
                 replica=decided.replica,
                 span=Span(decided.start, decided.stop),
-                watermark=decided.stop,
+                watermark=decided.watermark,
                 ttl_s=decided.ttl_s,
             )
             answer = Granted(lease=lease)
             reply = Acquired(answer=answer, round=state.round)
             with state.change() as change:
-                change.lease((decided,))
+                change.lease(events)
                 change.tx.execute(
                     "INSERT OR REPLACE INTO replies VALUES (?, ?, ?, ?)",
                     message.key,
