@@ -35,10 +35,16 @@ def owned(folder: Path, *, remedy: str) -> Iterator[None]:
         os.close(handle)
 
 
-def write_durably(path: Path, data: bytes) -> None:
-    """Replaces `path` by `data`: after a crash there is the old file or the new, never a part."""
+def write_durably(path: Path, data: bytes, *, private: bool = False) -> None:
+    """Replaces `path` by `data`: after a crash there is the old file or the new, never a part.
+
+    A `private` file was never readable by anybody else, not even while it was written.
+    """
     part = path.with_name(path.name + ".part")
     try:
+        if private:
+            part.unlink(missing_ok=True)  # what a crash left may be open to others
+            part.touch(mode=0o600, exist_ok=False)
         with part.open("wb") as file:
             file.write(data)
             file.flush()

@@ -145,33 +145,51 @@ def ports_differ(config: Config) -> Iterator[str]:
         )
 
 
-def central_is_here(config: Config) -> Iterator[str]:
-    """Without credentials a central serves, and a site asks, the loopback interface only."""
-    if not is_loopback(config.central.host):
+def central_is_guarded(config: Config) -> Iterator[str]:
+    """Without credentials a central serves the loopback interface only."""
+    central = config.central
+    if central.security.keys == "none" and not is_loopback(central.host):
         yield (
-            f"central.host={config.central.host}: without credentials the central serves this "
-            "machine only; use 127.0.0.1, ::1 or localhost"
+            f"central.host={central.host}: without credentials the central serves this machine "
+            "only; make them with python -m pww.central init host=NAME replicas=SITE/REPLICA and "
+            "give central.security.keys=FOLDER, or use 127.0.0.1, ::1 or localhost"
         )
 
 
-def url_is_here(config: Config) -> Iterator[str]:
-    """`central.url` is `none` or plain HTTP to this machine, with a port and nothing else."""
-    url = config.central.url
+def url_is_guarded(config: Config) -> Iterator[str]:
+    """A site proves who it is, and asks for the central's proof, unless both are one machine."""
+    url, bundle = config.central.url, config.central.bundle
     if url == "none":
+        if bundle != "none":
+            yield (
+                f"central.bundle={bundle}: has no effect without a central; give "
+                "central.url=https://HOST:PORT, or leave it out"
+            )
         return
-    example = f"none, or http://127.0.0.1:{config.central.port}"
+    local = f"http://127.0.0.1:{config.central.port}"
     try:
         parts = urlsplit(url)
         port = parts.port
     except ValueError:
         parts, port = urlsplit(""), None
     bare = parts.path in ("", "/") and not parts.query and not parts.fragment and not parts.username
-    if parts.scheme != "http" or not parts.hostname or not port or not bare:
-        yield f"central.url={url}: must be {example}"
-    elif not is_loopback(parts.hostname):
+    if parts.scheme not in ("http", "https") or not parts.hostname or not port or not bare:
+        yield f"central.url={url}: must be none, https://HOST:PORT, or {local}"
+    elif parts.scheme == "https" and bundle == "none":
+        yield (
+            f"central.url={url}: needs the keys of this site; give central.bundle=FOLDER, a copy "
+            "of bundles/SITE that python -m pww.central init made at the central"
+        )
+    elif parts.scheme == "http" and bundle != "none":
+        yield (
+            f"central.url={url}: central.bundle={bundle} is for a central with TLS; use "
+            "https://, or leave central.bundle out"
+        )
+    elif parts.scheme == "http" and not is_loopback(parts.hostname):
         yield (
             f"central.url={url}: without credentials a site talks to a central on this machine "
-            f"only; {example}"
+            f"only; use https:// and central.bundle=FOLDER (python -m pww.central init makes it), "
+            f"or {local}"
         )
 
 
@@ -206,8 +224,8 @@ RULES = (
     Rule(("darl.heartbeat_s", "darl.detect_s", "darl.ttl_floor_s"), heartbeats_fit),
     Rule(("transport.retry_first_s", "transport.retry_max_s"), retries_fit),
     Rule(("central.port", "central.aggregator_port"), ports_differ),
-    Rule(("central.host",), central_is_here),
-    Rule(("central.url",), url_is_here),
+    Rule(("central.host", "central.security"), central_is_guarded),
+    Rule(("central.url", "central.bundle"), url_is_guarded),
     Rule(("data.kind", "data.files", "data.roots"), tokenizer_fits),
     *(Rule(keys, rule) for keys, rule in check_site.RULES),
 )

@@ -257,10 +257,18 @@ class Metrics(Section):
     wandb: Wandb
 
 
+class Security(Section):
+    """What the central knows its sites by."""
+
+    keys: str  # folder that `pww.central init` made; "none": no credentials, loopback only
+
+
 class Central(Section):
-    """Where the central is (`url`), or where it listens (the rest)."""
+    """Where the central is and how to prove who asks (`url`, `bundle`), or where it listens."""
 
     url: str  # "none": train alone, the outer step in this process
+    bundle: str  # folder with this site's keys and the central's CA; "none" on loopback
+    security: Security
     host: str
     port: Port
     aggregator_port: Port

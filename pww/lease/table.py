@@ -1,114 +1,116 @@
 """Who holds which positions: a pure state machine of intervals, changed by events only.
 
-    UNASSIGNED --granted, revived--> LEASED --committed--> COMMITTED
-        ^--------returned (released, expired, rejected, ...)---'
-
 `decide_*` looks and returns events, `apply` is the only thing that changes who holds what, `renew`
 moves a deadline within what was promised. The caller makes events durable between the two, so a
 replayed journal gives the same table. Time is an argument. Memory and cost follow live leases and
 fragments, never the number of positions.
 
-A lease that expired is remembered until somebody else gets one of its positions: until then it is
-still its replica's and can be revived by a heartbeat, a registration or a delta.
+Work may start below a lease's watermark only, and only what is beyond it may be stolen: whatever
+happens to messages, no position is drawn by two holders. A lease that expired is remembered until
+somebody else gets one of its positions, or quarantine does: until then it is still its replica's
+and can be revived by a heartbeat, a registration or a delta.
 """
 
-from bisect import bisect_left, bisect_right, insort
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import assert_never
+from collections.abc import Collection, Mapping, Sequence
+from math import inf
 
 from pww.errors import LeaseError
+from pww.lease import steal
 from pww.lease.events import (
     Committed,
     Event,
     Granted,
     Pinned,
     Promised,
+    Quarantined,
+    Raised,
     Reason,
     Returned,
     Revived,
+    Shrunk,
     Unpinned,
 )
-from pww.lease.span import IntervalSet
-from pww.wire import Leased, Span
+from pww.lease.held import Held
+from pww.lease.transitions import Transitions
+from pww.wire import Leased
 
 PROMISE_HEADROOM = 1.25
 """A promise in the journal exceeds the renewal that made it, so that few renewals make another."""
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
-    """A lease as the table knows it. `pinned`: the delta computed from it, "" if none."""
+class LeaseTable(Transitions):
+    """The lease table: `max_attempts` reclaims of begun work quarantine a position, 0 never."""
 
-    id: int
-    replica: str
-    span: Span
-    watermark: int  # work may start below it; a grant authorises the whole span
-    pinned: str = ""
+    # ------------------------------------------------------------------- positions change hands
 
+    def decide_grant(
+        self, replica: str, *, num_blocks: int, ttl_s: float, ahead: bool = False
+    ) -> tuple[Event, ...]:
+        """One lease on the lowest free positions, at most `num_blocks` of one epoch and one run.
 
-class LeaseTable:
-    """The lease table over `num_positions` positions in epochs of `epoch_positions`."""
+        Positions in its way that were attempted too often are set aside first. The last event is
+        the grant, absent when nothing else is free. `ahead`: no work is authorised yet.
+        """
+        free = self.unassigned
+        if not free.starts:
+            return ()
+        start, end = free.starts[0], free.stops[0]
+        aside: list[Event] = []
+        if self.max_attempts and self.attempts:
+            start, end = self._pass_attempted(aside)
+            if start == end:
+                return tuple(aside)
+        stop = start + num_blocks
+        if stop > end:
+            stop = end
+        epoch_end = start - start % self._epoch + self._epoch
+        if stop > epoch_end:
+            stop = epoch_end
+        granted = Granted(self._next_id, replica, start, stop, start if ahead else stop, ttl_s)
+        return (*aside, granted) if aside else (granted,)
 
-    def __init__(self, num_positions: int, *, epoch_positions: int) -> None:
-        self.num_positions = num_positions
-        self._epoch = epoch_positions
-        self.unassigned = IntervalSet()
-        self.unassigned.add(Span(0, num_positions))
-        self.committed = IntervalSet()
-        self.committed_by: dict[str, int] = {}
-        self._leases: dict[int, Held] = {}
-        self._deadline_s: dict[int, float] = {}
-        self._promised_s: dict[int, float] = {}  # no holder counts on more time from a renewal
-        self._leased = 0
-        self._lapsed: dict[int, Held] = {}
-        self._lapsed_starts: list[tuple[int, int]] = []  # (first position, lease), sorted
-        self._by_delta: dict[str, list[int]] = {}
-        self._next_id = 1
+    def _pass_attempted(self, aside: list[Event]) -> tuple[int, int]:
+        """The first free run without positions to quarantine; those before it go to `aside`."""
+        free, limit = self.unassigned, self.max_attempts
+        for start, end in zip(free.starts, free.stops, strict=True):
+            while start < end:
+                over = self.attempts.reaching(start, end, limit=limit)
+                if over is None:
+                    return start, end
+                if over[0] > start:
+                    return start, over[0]
+                aside.append(Quarantined(*over))
+                start = over[1]
+        return 0, 0
 
-    # ------------------------------------------------------------------------------------- looking
+    def decide_steal(
+        self, thief: str, *, num_blocks: int, ttl_s: float, rates: Mapping[str, float]
+    ) -> tuple[Event, ...]:
+        """The unauthorised tail of the lease that will finish last becomes the thief's, started.
 
-    @property
-    def leased(self) -> int:
-        """Positions under live leases."""
-        return self._leased
-
-    @property
-    def complete(self) -> bool:
-        """Whether every position is committed."""
-        return self.committed.total == self.num_positions
-
-    def leases(self, replica: str = "") -> Iterator[Held]:
-        """Live leases, oldest first; of one replica if named."""
-        return (held for held in self._leases.values() if replica in ("", held.replica))
-
-    def find(self, lease: int, *, replica: str) -> Held | None:
-        """The live lease, if it is this replica's."""
-        held = self._leases.get(lease)
-        return held if held is not None and held.replica == replica else None
-
-    def remaining_s(self, lease: int, now_s: float) -> float:
-        """Seconds until the live lease expires unless it is renewed."""
-        return max(0.0, self._deadline_s[lease] - now_s)
-
-    # ------------------------------------------------------------------------------------ deciding
-
-    def decide_grant(self, replica: str, *, num_blocks: int, ttl_s: float) -> Granted | None:
-        """One lease on the lowest free positions, at most `num_blocks` of one epoch and one run."""
-        free = self.unassigned.first()
-        if free is None:
-            return None
-        epoch_end = (free.start // self._epoch + 1) * self._epoch
-        stop = min(free.stop, free.start + num_blocks, epoch_end)
-        return Granted(self._next_id, replica, free.start, stop, ttl_s)
+        `rates`: measured speed by replica; see `steal.choose`. Nothing when nobody has a tail.
+        """
+        loot = steal.choose(self._leases.values(), thief, num_blocks=num_blocks, rates=rates)
+        if loot is None:
+            return ()
+        victim, start = loot
+        freed = Shrunk(victim.id, start) if start > victim.start else Returned(victim.id, "stolen")
+        return freed, Granted(self._next_id, thief, start, victim.stop, victim.stop, ttl_s)
 
     def decide_expiry(self, now_s: float) -> tuple[Event, ...]:
         """Returns every lease whose deadline has come; a pinned one never expires."""
-        return tuple(
-            Returned(held.id, "expired")
-            for held in self._leases.values()
-            if not held.pinned and self._deadline_s[held.id] <= now_s
-        )
+        if now_s < self._soonest_s:
+            return ()
+        events: list[Event] = []
+        soonest_s = inf
+        for held in self._leases.values():
+            if not held.pinned:
+                deadline_s = self._deadline_s[held.id]
+                soonest_s = min(soonest_s, deadline_s)
+                if deadline_s <= now_s:
+                    events.append(Returned(held.id, "expired"))
+        self._soonest_s = soonest_s
+        return tuple(events)
 
     def decide_return(
         self, leases: Collection[int], *, replica: str, reason: Reason
@@ -124,11 +126,20 @@ class LeaseTable:
         found = (self._lapsed.get(lease) for lease in dict.fromkeys(leases))
         return tuple(Revived(held.id, ttl_s) for held in found if held and held.replica == replica)
 
+    # ------------------------------------------------------------------- what a holder is promised
+
+    def decide_raise(self, leases: Collection[int], *, replica: str) -> tuple[Event, ...]:
+        """Authorises work on the whole of those of `leases` that are live and this replica's."""
+        found = (self.find(lease, replica=replica) for lease in dict.fromkeys(leases))
+        return tuple(Raised(held.id, held.stop) for held in found if held and not held.started)
+
     def decide_promise(self, lease: int, *, ttl_s: float) -> tuple[Event, ...]:
         """What must be durable before the live lease may be renewed for `ttl_s`; mostly nothing."""
         if ttl_s <= self._promised_s[lease]:
             return ()
         return (Promised(lease, ttl_s * PROMISE_HEADROOM),)
+
+    # --------------------------------------------------------------------- a delta and its verdict
 
     def decide_pin(
         self, delta: str, *, replica: str, spans: Sequence[Leased], ttl_s: float
@@ -136,40 +147,55 @@ class LeaseTable:
         """Pins every lease that a delta names, or none.
 
         Raises:
-            LeaseError: one of them is not this replica's (any more), has another span, or is
-            pinned.
+            LeaseError: one of them is not this replica's (any more), has another span, was not
+            authorised to its end, or is pinned.
         """
         events: list[Event] = []
-        if len({leased.lease for leased in spans}) != len(spans):
+        if len(spans) > 1 and len({leased.lease for leased in spans}) != len(spans):
             raise LeaseError("a lease is named twice; name each once")
         for leased in spans:
-            live = self.find(leased.lease, replica=replica)
-            held = live or self._lapsed.get(leased.lease)
-            if held is None or held.replica != replica:
-                raise LeaseError(
-                    f"lease {leased.lease} is not {replica}'s: it expired and its blocks were "
-                    "leased again, or it was returned or committed; acquire again"
-                )
-            if held.span != leased.span:
-                raise LeaseError(
-                    f"lease {leased.lease} holds [{held.span.start}, {held.span.stop}), the delta "
-                    f"names [{leased.span.start}, {leased.span.stop}); train exactly what is leased"
-                )
-            if held.pinned:
-                raise LeaseError(
-                    f"lease {leased.lease} belongs to delta {held.pinned}, which has no "
-                    "verdict yet; wait for it"
-                )
-            if live is None:
-                events.append(Revived(held.id, ttl_s))
-            events.append(Pinned(held.id, delta))
+            lease = leased.lease
+            held = self._leases.get(lease)
+            if held is None:
+                held = self._lapsed.get(lease)
+                if held is not None:
+                    events.append(Revived(lease, ttl_s))
+            self._check_named(held, leased, replica=replica)
+            events.append(Pinned(lease, delta))
         return tuple(events)
+
+    @staticmethod
+    def _check_named(held: Held | None, leased: Leased, *, replica: str) -> None:
+        span = leased.span
+        if held is None or held.replica != replica:
+            raise LeaseError(
+                f"lease {leased.lease} is not {replica}'s: it expired and its blocks were "
+                "leased again, or it was returned, stolen or committed; acquire again"
+            )
+        if held.start != span.start or held.stop != span.stop:
+            raise LeaseError(
+                f"lease {leased.lease} holds [{held.start}, {held.stop}), the delta names "
+                f"[{span.start}, {span.stop}); train exactly what is leased"
+            )
+        if held.watermark != held.stop:
+            raise LeaseError(
+                f"lease {leased.lease} was taken ahead and its watermark is {held.watermark} of "
+                f"[{held.start}, {held.stop}): work on it was never authorised; have the "
+                "watermark raised before a phase starts"
+            )
+        if held.pinned:
+            raise LeaseError(
+                f"lease {leased.lease} belongs to delta {held.pinned}, which has no "
+                "verdict yet; wait for it"
+            )
 
     def decide_commit(self, delta: str) -> tuple[Event, ...]:
         """Commits every lease that the delta pins."""
         return tuple(
-            Committed(held.id, delta, held.replica, held.span.start, held.span.stop)
-            for held in self._pinned(delta)
+            [
+                Committed(held.id, delta, held.replica, held.start, held.stop)
+                for held in self._pinned(delta)
+            ]
         )
 
     def decide_reject(self, delta: str, *, keep: Collection[int] = ()) -> tuple[Event, ...]:
@@ -179,146 +205,6 @@ class LeaseTable:
             for held in self._pinned(delta)
         )
 
-    # ------------------------------------------------------------------------------------ changing
-
-    def apply(self, event: Event, now_s: float) -> None:
-        """Makes one transition.
-
-        Raises:
-            LeaseError: the event does not follow from this state: its journal is damaged.
-        """
-        try:
-            self._apply(event, now_s)
-        except (LeaseError, KeyError, ValueError) as why:
-            raise LeaseError(
-                f"{event} does not follow from the table's state ({why}); the journal is damaged"
-            ) from why
-
-    def renew(self, lease: int, *, ttl_s: float, now_s: float) -> None:
-        """The live lease lives for at least `ttl_s` from now.
-
-        A renewal never shortens it: its holder, whom the answer may not reach, counts on the old
-        deadline.
-
-        Raises:
-            LeaseError: `decide_promise` was not asked first.
-        """
-        if ttl_s > self._promised_s[lease]:
-            raise LeaseError(
-                f"lease {lease} is promised {self._promised_s[lease]:g} s, not {ttl_s:g} s; make "
-                "the promise durable first"
-            )
-        self._deadline_s[lease] = max(self._deadline_s[lease], now_s + ttl_s)
-
-    def restore(self, *, now_s: float, grace_s: float) -> None:
-        """After a replay: nobody pays for the downtime, and what was promised is kept.
-
-        Every live lease has what its holder may count on since a renewal that came just before the
-        end, but `grace_s` at least.
-        """
-        for lease, promised_s in self._promised_s.items():
-            self._deadline_s[lease] = now_s + max(promised_s, grace_s)
-
-    def _apply(self, event: Event, now_s: float) -> None:
-        match event:
-            case Granted(lease, replica, start, stop, ttl_s):
-                if lease < self._next_id:
-                    raise LeaseError(f"lease id {lease} was used before")
-                span = Span(start, stop)
-                self.unassigned.remove(span)
-                self._forget_lapsed(span)
-                self._hold(Held(lease, replica, span, watermark=stop), ttl_s, now_s)
-                self._next_id = lease + 1
-            case Revived(lease, ttl_s):
-                held = self._lapsed[lease]
-                self.unassigned.remove(held.span)
-                self._forget_lapsed(held.span)
-                self._hold(held, ttl_s, now_s)
-            case Promised(lease, ttl_s):
-                self._promised_s[self._leases[lease].id] = ttl_s
-            case Pinned(lease, delta):
-                held = self._leases[lease]
-                if held.pinned:
-                    raise LeaseError(f"lease {lease} is pinned already")
-                self._leases[lease] = replace(held, pinned=delta)
-                self._by_delta.setdefault(delta, []).append(lease)
-            case Unpinned(lease):
-                self._leases[lease] = replace(self._unpin(self._leases[lease]), pinned="")
-            case Returned(lease, reason):
-                held = self._drop(lease)
-                self.unassigned.add(held.span)
-                if reason == "expired":
-                    self._lapsed[lease] = held
-                    insort(self._lapsed_starts, (held.span.start, lease))
-            case Committed(lease, delta, replica, start, stop):
-                held = self._leases[lease]
-                if held != Held(lease, replica, Span(start, stop), held.watermark, delta):
-                    raise LeaseError(f"lease {lease} is {held}")
-                self._drop(lease)
-                self.committed.add(held.span)
-                self.committed_by[replica] = self.committed_by.get(replica, 0) + len(held.span)
-            case _:
-                assert_never(event)
-
-    def _hold(self, held: Held, ttl_s: float, now_s: float) -> None:
-        self._leases[held.id] = held
-        self._deadline_s[held.id], self._promised_s[held.id] = now_s + ttl_s, ttl_s
-        self._leased += len(held.span)
-
-    def _drop(self, lease: int) -> Held:
-        held = self._unpin(self._leases.pop(lease))
-        del self._deadline_s[lease], self._promised_s[lease]
-        self._leased -= len(held.span)
-        return held
-
-    def _unpin(self, held: Held) -> Held:
-        if held.pinned:
-            pinned = self._by_delta[held.pinned]
-            pinned.remove(held.id)
-            if not pinned:
-                del self._by_delta[held.pinned]
-        return held
-
     def _pinned(self, delta: str) -> list[Held]:
-        return [self._leases[lease] for lease in self._by_delta.get(delta, ())]
-
-    def _forget_lapsed(self, span: Span) -> None:
-        """Lapsed leases are disjoint: those that meet `span` are neighbours in the list."""
-        starts = self._lapsed_starts
-        first = max(0, bisect_right(starts, (span.start, self._next_id)) - 1)
-        last = bisect_left(starts, (span.stop, 0))
-        for _, lease in starts[first:last]:
-            if self._lapsed[lease].span.stop > span.start:
-                del self._lapsed[lease]
-        starts[first:last] = [pair for pair in starts[first:last] if pair[1] in self._lapsed]
-
-    # ----------------------------------------------------------------------------------- verifying
-
-    def verify(self) -> None:
-        """Checks completeness, disjointness and accounting.
-
-        Raises:
-            LeaseError: one of them does not hold: a bug of ours, or a damaged journal.
-        """
-        parts = sorted(
-            [(s, "unassigned") for s in self.unassigned]
-            + [(s, "committed") for s in self.committed]
-            + [(held.span, f"lease {held.id}") for held in self._leases.values()]
-        )
-        end, owner = 0, "the start"
-        for span, name in parts:
-            if span.start < end:
-                raise LeaseError(f"disjointness: position {span.start} is in {owner} and in {name}")
-            if span.start > end:
-                raise LeaseError(f"completeness: [{end}, {span.start}) is in no state")
-            end, owner = span.stop, name
-        if end != self.num_positions:
-            raise LeaseError(f"completeness: states end at {end} of {self.num_positions}")
-        by_replica = sum(self.committed_by.values())
-        if by_replica != self.committed.total:
-            raise LeaseError(
-                f"accounting: replicas committed {by_replica}, the table {self.committed.total}"
-            )
-        spans = sum(len(held.span) for held in self._leases.values())
-        if spans != self._leased:
-            raise LeaseError(f"accounting: leases hold {spans}, the table counts {self._leased}")
+        """In order of id, so that a table that was loaded from a snapshot decides the same."""
+        return [self._leases[lease] for lease in sorted(self._by_delta.get(delta, ()))]

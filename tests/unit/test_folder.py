@@ -143,3 +143,19 @@ def test_a_tree_is_synced_to_its_last_file_and_folder(tmp_path: Path, monkeypatc
     _calls(trace, monkeypatch)
     sync_tree(tmp_path / "top")
     assert sorted(trace) == [f"fsync {name}" for name in ("a", "b", "deep", "deeper", "top")]
+
+
+def test_a_private_file_is_its_owners_from_the_first_byte(tmp_path: Path, monkeypatch) -> None:
+    path = tmp_path / "key"
+    left = tmp_path / "key.part"
+    left.write_bytes(b"of a crash")
+    left.chmod(0o666)
+    modes = []
+    fsync = os.fsync
+    monkeypatch.setattr(
+        os, "fsync", lambda handle: (modes.append(os.fstat(handle).st_mode), fsync(handle))
+    )
+    write_durably(path, b"secret", private=True)
+    assert modes[0] & 0o777 == 0o600
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.read_bytes() == b"secret"

@@ -125,27 +125,59 @@ CASES: list[tuple[dict[str, object], list[str]]] = [
     (
         {"central.host": "0.0.0.0"},
         [
-            "central.host=0.0.0.0: without credentials the central serves this machine only; use "
-            "127.0.0.1, ::1 or localhost"
+            "central.host=0.0.0.0: without credentials the central serves this machine only; make "
+            "them with python -m pww.central init host=NAME replicas=SITE/REPLICA and give "
+            "central.security.keys=FOLDER, or use 127.0.0.1, ::1 or localhost"
         ],
     ),
+    ({"central.host": "0.0.0.0", "central.security.keys": "k"}, []),
+    ({"central.security.keys": "k"}, []),
     (
         {"central.url": "http://example.org:29510"},
         [
             "central.url=http://example.org:29510: without credentials a site talks to a central "
-            "on this machine only; none, or http://127.0.0.1:29510"
+            "on this machine only; use https:// and central.bundle=FOLDER (python -m pww.central "
+            "init makes it), or http://127.0.0.1:29510"
         ],
     ),
     *(
         (
             {"central.url": url},
-            [f"central.url={url}: must be none, or http://127.0.0.1:29510"],
+            [
+                f"central.url={url}: needs the keys of this site; give central.bundle=FOLDER, a "
+                "copy of bundles/SITE that python -m pww.central init made at the central"
+            ],
+        )
+        for url in ("https://example.org:29510", "https://127.0.0.1:29510")
+    ),
+    *(
+        (
+            {"central.url": url, "central.bundle": "b"},
+            [
+                f"central.url={url}: central.bundle=b is for a central with TLS; use https://, or "
+                "leave central.bundle out"
+            ],
+        )
+        for url in ("http://example.org:29510", "http://127.0.0.1:29510")
+    ),
+    (
+        {"central.bundle": "b"},
+        [
+            "central.bundle=b: has no effect without a central; give "
+            "central.url=https://HOST:PORT, or leave it out"
+        ],
+    ),
+    *(
+        (
+            {"central.url": url},
+            [f"central.url={url}: must be none, https://HOST:PORT, or http://127.0.0.1:29510"],
         )
         for url in (
             "",
             "127.0.0.1:29510",
-            "https://127.0.0.1:29510",
+            "ftp://127.0.0.1:29510",
             "http://127.0.0.1",
+            "https://example.org",
             "http://127.0.0.1:x",
             "http://127.0.0.1:99999",
             "http://127.0.0.1:1/path",
@@ -156,6 +188,10 @@ CASES: list[tuple[dict[str, object], list[str]]] = [
     *(
         ({"central.url": url}, [])
         for url in ("none", "http://localhost:1", "http://127.9.9.9:65535/", "http://[::1]:29510")
+    ),
+    *(
+        ({"central.url": url, "central.bundle": "b"}, [])
+        for url in ("https://example.org:29510", "https://[::1]:1/", "https://localhost:443")
     ),
     ({"data.files": ["x"]}, ["data.files: data.kind=pydocs reads no files; use []"]),
     (

@@ -19,7 +19,7 @@ from pww.lease.events import (
 )
 
 EVENTS: list[Event] = [
-    Granted(1, "lumi/a", 0, 4, 60.0),
+    Granted(1, "lumi/a", 0, 4, 4, 60.0),
     Revived(1, 60.0),
     Promised(1, 75.0),
     Pinned(1, "d" * 32),
@@ -36,7 +36,7 @@ def test_through_the_journal_and_back(event: Event) -> None:
 
 @pytest.mark.parametrize(
     "record",
-    [{}, {"kind": "stolen", "lease": 1}, {"kind": "revived", "lease": 1}, {"kind": "unpinned"}],
+    [{}, {"kind": "seized", "lease": 1}, {"kind": "revived", "lease": 1}, {"kind": "unpinned"}],
 )
 def test_another_record_is_refused(record: dict[str, object]) -> None:
     with pytest.raises(LeaseError, match="is no lease event; the journal is damaged"):

@@ -283,7 +283,7 @@ def test_a_restart_gives_the_same_books(desk) -> None:
         status = desk.books.status()
         return (
             list(table.leases()), list(table.committed), list(table.unassigned),
-            table.committed_by, table._lapsed, status["coverage"], status["committed_windows"],
+            table.committed_by, table.dump(), status["coverage"], status["committed_windows"],
             desk.books.run, desk.books.round, desk.books.generation, desk.books.state_hash,
             desk.books.report(), desk.books.verdicts("s/a"), desk.books.verdicts("s/b"),
             [(s.offer, s.staleness) for s in desk.books.staged()],
