@@ -20,7 +20,7 @@ from pww.config.schema import Darl
 from pww.errors import Refused
 from pww.lease.events import Event, Reason
 from pww.lease.events import Granted as GrantedEvent
-from pww.lease.table import Held
+from pww.lease.held import Held
 from pww.wire import (
     MAX_TTL_S,
     Acquire,

@@ -75,7 +75,7 @@ class Transaction:
 
     @contextmanager
     def savepoint(self) -> Iterator[None]:
-        """The block's statements happen together or not at all, whatever else is in the transaction.
+        """The statements of the block happen together or not at all, within the transaction.
 
         What the database itself refuses ends the whole transaction.
         """

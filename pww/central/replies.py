@@ -44,8 +44,8 @@ class Replies:
 
     def note(self, change: "Change", key: str, reply: Reply) -> None:
         """Puts a new key on record, in place of the oldest one of its incarnation."""
-        keys = self._keys.get(reply.incarnation, ())
-        if len(keys) >= KEPT:
+        keys = self._keys.get(reply.incarnation)
+        if keys and len(keys) >= KEPT:
             change.tx.execute("DELETE FROM replies WHERE key = ?", keys[0])
         change.tx.execute(
             "INSERT INTO replies (key, incarnation, num_blocks, lease) VALUES (?, ?, ?, ?)",

@@ -93,7 +93,8 @@ class State:
                     self._tx = tx
                     try:
                         yield
-                        if self._journaled >= max(SNAPSHOT_EVENTS, self.table.num_fragments):
+                        fragments = len(self.table.unassigned) + len(self.table.committed)
+                        if self._journaled >= max(SNAPSHOT_EVENTS, fragments):
                             self._write_snapshot(tx)
                     finally:
                         self._tx = None

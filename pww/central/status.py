@@ -4,6 +4,8 @@ from typing import TypedDict
 
 from pww.central.state import State
 
+NAMED = 1000
+
 
 class LeaseStatus(TypedDict):
     """A live lease."""
@@ -29,12 +31,13 @@ class MemberStatus(TypedDict):
 
 
 class Coverage(TypedDict):
-    """Blocks by state; `committed + leased + unassigned == blocks`."""
+    """Blocks by state; `committed + leased + unassigned + quarantined == blocks`."""
 
     blocks: int
     committed: int
     leased: int
     unassigned: int
+    quarantined: int
 
 
 class Status(TypedDict):
@@ -47,6 +50,7 @@ class Status(TypedDict):
     complete: bool
     members: list[MemberStatus]
     coverage: Coverage
+    quarantined_blocks: list[int]  # the first thousand, by position
     committed_windows: int
     total_windows: int
     pending_deltas: int
@@ -91,7 +95,9 @@ def status_of(state: State) -> Status:
                 committed=table.committed.total,
                 leased=table.leased,
                 unassigned=table.unassigned.total,
+                quarantined=table.quarantined.total,
             ),
+            quarantined_blocks=list(state.quarantined_blocks(NAMED)),
             committed_windows=state.committed_windows,
             total_windows=state.space.total_windows,
             pending_deltas=len(state.pending),

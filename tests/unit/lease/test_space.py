@@ -101,6 +101,8 @@ def test_built_from_a_manifest_and_the_lease_settings() -> None:
         heartbeat_s=3.0,
         detect_s=10.0,
         restore_grace_s=60.0,
+        ahead=False,
+        max_attempts=0,
     )
     assert BlockSpace.of(Manifest(), darl) == SPACE
 

@@ -31,7 +31,7 @@ from pww.wire import (
 
 DARL = Darl(
     block_windows=4, seed=1, epochs=1, ttl_floor_s=30.0, heartbeat_s=3.0, detect_s=10.0,
-    restore_grace_s=60.0,
+    restore_grace_s=60.0, ahead=False, max_attempts=0,
 )  # fmt: skip
 SPACE = BlockSpace(
     num_windows=80, block_windows=4, seed=1, epochs=1, window_tokens=9, corpus="c" * 64

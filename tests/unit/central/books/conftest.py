@@ -40,6 +40,8 @@ DARL = Darl(
     heartbeat_s=3.0,
     detect_s=10.0,
     restore_grace_s=60.0,
+    ahead=False,
+    max_attempts=0,
 )
 SPACE = BlockSpace(
     num_windows=78, block_windows=4, seed=1, epochs=1, window_tokens=9, corpus="c" * 64

@@ -21,30 +21,58 @@ def test_grants_are_disjoint_and_lowest_first(desk) -> None:
 def test_a_lost_reply_is_repeated_not_granted_again(desk) -> None:
     site = desk.site()
     lease = site.acquire(key="7" * 32)
-    assert site.acquire(key="7" * 32) == lease
+    again = site.acquire(key="7" * 32)
+    assert (again.id, again.span, again.ttl_s) == (lease.id, lease.span, 30.0)
     desk.restart()
-    assert site.acquire(key="7" * 32) == lease
+    again = site.acquire(key="7" * 32)
+    assert (again.id, again.span, again.ttl_s) == (lease.id, lease.span, 30.0)
     assert desk.coverage() == (0, 3, 17)
     assert site.acquire().id != lease.id
 
 
-def test_a_repeated_key_gets_no_lease_that_went_to_another(desk) -> None:
+def test_a_repeated_key_gets_no_second_lease_after_its_first_went_to_another(desk) -> None:
     site, other = desk.site("s/a"), desk.site("s/b")
     key = "7" * 32
     lost = site.acquire(key=key, ttl_s=5.0)
     desk.clock.advance(6.0)
     assert other.acquire().span == lost.span
-    anew = site.acquire(key=key)
-    assert (anew.id, anew.span) == (3, Span(3, 6))
-    assert site.acquire(key=key) == anew, "the new grant is the key's now"
+    assert site.ask(key=key) == Wait(retry_after_s=0.0), "who still wants one asks with a new key"
+    assert site.acquire(key="8" * 32).span == Span(3, 6)
     assert desk.coverage() == (0, 6, 14)
+
+
+def test_a_copy_of_a_request_that_comes_after_its_delta_leases_nothing(desk) -> None:
+    site = desk.site()
+    lease = site.acquire(key="7" * 32)
+    offer = site.deliver(lease)
+    assert site.ask(key="7" * 32) == Wait(retry_after_s=0.0), "its delta is received"
+    desk.merge(offer)
+    assert site.ask(key="7" * 32) == Wait(retry_after_s=0.0), "its blocks are committed"
+    assert desk.coverage() == (3, 0, 17)
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_the_last_keys_of_a_process_are_remembered_and_no_more(desk, restarted) -> None:
+    site = desk.site()
+    keys = [f"{number:032x}" for number in range(1000, 1000 + KEPT + 1)]
+    leases = [site.acquire(1, key=keys[0])]
+    for key in keys[1:]:
+        site.release(leases[-1])
+        leases.append(site.acquire(1, key=key))
+    if restarted:
+        desk.restart()
+    assert site.ask(1, key=keys[1]) == Wait(retry_after_s=0.0)
+    assert site.acquire(1, key=keys[-1]).id == leases[-1].id
+    assert desk.ledger.rows("SELECT COUNT(*) FROM replies") == [(KEPT,)]
+    assert site.acquire(1, key=keys[0]).id > leases[-1].id, "it is as good as new"
 
 
 def test_a_repeated_key_revives_a_lease_that_expired_and_nobody_got(desk) -> None:
     site = desk.site()
     lease = site.acquire(key="7" * 32, ttl_s=5.0)
     desk.clock.advance(6.0)
-    assert site.acquire(key="7" * 32) == lease
+    again = site.acquire(key="7" * 32)
+    assert (again.id, again.span, again.ttl_s) == (lease.id, lease.span, 30.0)
     desk.clock.advance(29.0)
     desk.books.tick()
     assert desk.coverage() == (0, 3, 17)
@@ -152,7 +180,7 @@ def test_every_answer_names_the_newest_round(desk) -> None:
 def test_the_windows_that_are_committed_are_those_of_the_merged_spans(desk) -> None:
     first = desk.site().contribute(4)
     expected = desk.space.num_span_windows(first.spans[0].span)
-    assert desk.coordinator.committed_windows == expected
+    assert desk.books.committed_windows == expected
 
 
 def test_epochs_are_not_straddled(make_desk, two_epochs: BlockSpace) -> None:

@@ -209,7 +209,7 @@ def test_a_ledger_of_another_version(tmp_path) -> None:
         db.execute("PRAGMA user_version=7")
     db.close()
     for open_ in (Ledger, Ledger.read_only):
-        with pytest.raises(StateError, match="has schema 7, this pww writes 1: use the version"):
+        with pytest.raises(StateError, match="has schema 7, this pww writes 2: use the version"):
             open_(path)
 
 

@@ -53,9 +53,10 @@ BLOCK_TOKENS = 2 * 25
 """A delta's tokens are those of its blocks, so a test that wants a weight leases as many."""
 DARL = schema.Darl(
     block_windows=2, seed=3, epochs=1, ttl_floor_s=60.0, heartbeat_s=3.0, detect_s=10.0,
-    restore_grace_s=30.0,
+    restore_grace_s=30.0, ahead=False, max_attempts=0,
 )  # fmt: skip
 DILOCO = schema.Diloco(
+    phase="fixed",
     replicas=1,
     inner_steps=10,
     outer=schema.Outer(optimizer="nesterov", lr=0.7, momentum=0.9),
