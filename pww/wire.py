@@ -104,7 +104,8 @@ RefusalCode = Literal[
     "unknown_incarnation",  # not registered (any more): register again, or you were replaced
     "too_large",
     "closed",  # the run is complete
-    "unauthorised",  # no valid credential, or one of somebody else
+    "unauthorised",  # no valid credential, or one of somebody else (HTTP 401)
+    "too_many",  # refused too often in a short time: wait (HTTP 429)
 ]
 
 

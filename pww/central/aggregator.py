@@ -14,18 +14,11 @@ from typing import Literal, assert_never
 
 from pww.central.coordinator import Coordinator, Staged
 from pww.central.generations import Generation, Generations, name_of
-from pww.central.merge import (
-    Excluded,
-    Shapes,
-    StagedPayload,
-    inspect,
-    merge_finite,
-    screen,
-    shapes_of,
-)
+from pww.central.merge import merge_finite, shapes_of
 from pww.central.payload_store import PayloadStore
 from pww.central.round_report import metrics_fault, round_report
 from pww.central.rounds_policy import grace_s, has_quorum, is_due
+from pww.central.screening import Checked, Excluded, Shapes, StagedPayload, inspect, screen
 from pww.central.theta0 import write_theta0
 from pww.clock import Clock
 from pww.config import schema
@@ -52,6 +45,7 @@ class Aggregator:
         self._store = PayloadStore(folder / "deltas")
         self._current: Generation | None = None
         self._shapes: Shapes = {}
+        self._checked: dict[str, Checked] = {}  # staged deltas that this process inspected
         self._rejected: list[str] = []  # since the last merge
         self._published_s = clock.monotonic()
         self._quorum_s: float | None = None  # since when there is a quorum
@@ -173,12 +167,12 @@ class Aggregator:
             verdict = self.books.receive(offer)
         except Refused:
             if new:
-                self._store.drop(offer.delta)
+                self._drop([offer.delta])
             raise
         if verdict is None and fault:
             verdict = self.books.reject(offer.delta, fault)
         if verdict is not None:
-            self._store.drop(offer.delta)
+            self._drop([offer.delta])
             if verdict.outcome == "rejected":
                 self._note(offer.replica, verdict.reason)
         return verdict
@@ -186,7 +180,9 @@ class Aggregator:
     def _fault(self, offer: Offer) -> str:
         """Why the stored payload of `offer` can never be merged, "" if it can."""
         try:
-            inspect(self._store.path(offer.delta), offer.payload, self._shapes).close()
+            self._checked[offer.delta] = inspect(
+                self._store.path(offer.delta), offer.payload, self._shapes, hashed=False
+            )  # its digest was checked while it was copied in
         except PayloadError as fault:
             return str(fault)
         return metrics_fault(offer)
@@ -231,12 +227,12 @@ class Aggregator:
         base, number = self._generation(), self.books.round + 1
         offers = {one.offer.delta: one.offer for one in staged}
         received = sum(offer.payload.size_bytes for offer in offers.values())
-        with screen([self._payload_of(one) for one in staged], self._shapes) as screened:
+        payloads = [self._payload_of(one) for one in staged]
+        with screen(payloads, self._shapes, known=self._checked) as screened:
             try:
                 result, screened = merge_finite(
-                    base, screened, generations=self._generations, outer=self._diloco.outer,
-                    discount=self._diloco.staleness_discount,
-                )  # fmt: skip
+                    base, screened, generations=self._generations, diloco=self._diloco
+                )
             except OSError as why:
                 raise _disk(f"round {number}", why) from why
         self._exclude(screened.excluded)
@@ -306,6 +302,7 @@ class Aggregator:
     def _drop(self, deltas: Iterable[str]) -> None:
         for delta in deltas:
             self._store.drop(delta)
+            self._checked.pop(delta, None)
 
 
 def _disk(what: str, why: OSError) -> StateError:

@@ -3,7 +3,7 @@
     generations/round-000003/
         theta.safetensors      fp32, what sites download
         momentum.safetensors   fp32, the outer optimiser's state; never leaves the central
-        generation.json        round, state hash, size and SHA-256 of theta
+        generation.json        round, state hash, size and SHA-256 of both files
 
 The ledger's pointer says which one is current; a newer one is what a crash left between writing and
 the pointer's flip, and is collected. What survives a crash: the one that the pointer names, and the
@@ -17,13 +17,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from pydantic import ValidationError
 
+from pww.central.draft import Draft
 from pww.errors import StateError
 from pww.folder import sync_folder, write_durably
-from pww.transport.payload import EXACT
-from pww.transport.tensorfile import StateHash, TensorWriter
 from pww.wire import Count, Digest, Message, PayloadInfo
 
 _NAME = re.compile(r"round-(\d{6,18})\Z")
@@ -35,6 +33,7 @@ class GenerationInfo(Message):
     round: Count
     state_hash: Digest
     theta: PayloadInfo
+    momentum: PayloadInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,41 +57,6 @@ class Generation:
     def momentum(self) -> Path:
         """The outer optimiser's buffer."""
         return self.path / "momentum.safetensors"
-
-
-class Draft:
-    """A generation being written, tensor by tensor, in the order of its shapes."""
-
-    def __init__(self, folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        layout = {name: (torch.float32, shape) for name, shape in shapes.items()}
-        self._theta = TensorWriter(folder / "theta.safetensors", layout, {})
-        try:
-            self._momentum = TensorWriter(folder / "momentum.safetensors", layout, {})
-        except BaseException:
-            self._theta.abort()
-            raise
-        self._state = StateHash()
-
-    def add(self, name: str, *, theta: torch.Tensor, momentum: torch.Tensor) -> None:
-        """Appends one tensor and its momentum."""
-        self._theta.add(name, theta)
-        self._momentum.add(name, momentum)
-        self._state.add(name, theta)
-
-    def finish(self, round_: int) -> GenerationInfo:
-        """Both files are whole and durable."""
-        theta = self._theta.close()
-        self._momentum.close()
-        return GenerationInfo(
-            round=round_,
-            state_hash=self._state.hexdigest(),
-            theta=PayloadInfo(codec=EXACT, size_bytes=theta.size_bytes, sha256=theta.sha256),
-        )
-
-    def abort(self) -> None:
-        """Gives up; safe to call twice."""
-        self._theta.abort()
-        self._momentum.abort()
 
 
 class Generations:
@@ -147,10 +111,13 @@ class Generations:
             draft = Draft(part, shapes)
             try:
                 yield draft
-                info = draft.finish(round_)
+                theta, momentum = draft.finish()
             except BaseException:
                 draft.abort()
                 raise
+            info = GenerationInfo(
+                round=round_, state_hash=theta.sha256, theta=theta, momentum=momentum
+            )
             write_durably(part / "generation.json", info.model_dump_json(indent=1).encode())
             part.rename(final)
             sync_folder(self._folder)

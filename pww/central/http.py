@@ -12,16 +12,18 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable
-from typing import Any, Protocol
+from functools import partial
+from typing import Any
 
 from pydantic import ValidationError
 
 from pww.central.batcher import Batcher
 from pww.central.coordinator import Coordinator
+from pww.central.door import Door, Identity
 from pww.central.prometheus import exposition
-from pww.errors import PwwError, Refused, StateError
-from pww.transport.site_key import Open, Opened
-from pww.wire import Acquire, Call, Heartbeat, Leave, Message, Refusal, Register, Release
+from pww.errors import PwwError, Refused
+from pww.transport.site_key import Open
+from pww.wire import Acquire, Call, Heartbeat, Leave, Refusal, Register, Release
 
 log = logging.getLogger(__name__)
 
@@ -41,27 +43,10 @@ STATUS = {"bad_request": 400, "unauthorised": 401, "too_large": 413, "too_many":
 """HTTP status by refusal code; every other one is a 409."""
 
 
-class Identity(Protocol):
-    """Who a request is from."""
-
-
-class DoorLike(Protocol):
-    """What the app asks `pww.central.door.Door`."""
-
-    def open(self, message: Open, *, peer: str = "") -> Opened:
-        """A session for a key."""
-
-    def check(self, authorization: str, path: str, *, peer: str = "") -> Any:
-        """Who a request is from."""
-
-    def match(self, identity: Any, message: Any, *, peer: str = "") -> None:
-        """Whether a message speaks for the one whose token came with it."""
-
-
 class CoordinatorApp:
     """The ASGI app of one coordinator. Without a `door` everybody is let in: loopback only."""
 
-    def __init__(self, coordinator: Coordinator, door: DoorLike | None = None) -> None:
+    def __init__(self, coordinator: Coordinator, door: Door | None = None) -> None:
         self._coordinator, self._door = coordinator, door
         self._batcher = Batcher(coordinator.answer)
 
@@ -101,13 +86,13 @@ class CoordinatorApp:
         if call is not None and method == "POST":
             identity = self._identity(scope, path, peer)
             message = _parsed(call, await _body(receive))
-            if self._door is not None:
+            if self._door is not None and identity is not None:
                 self._door.match(identity, message, peer=peer)
             reply = await self._batcher.answer(message)
             return 200, JSON, reply.model_dump_json().encode()
         if path == "/v1/open" and method == "POST" and self._door is not None:
             opening = _parsed(Open, await _body(receive))
-            opened = await _aside(lambda door=self._door: door.open(opening, peer=peer))
+            opened = await _aside(partial(self._door.open, opening, peer=peer))
             return 200, JSON, opened.model_dump_json().encode()
         self._identity(scope, path, peer)
         if path in SHOWN and method == "GET":
@@ -117,7 +102,7 @@ class CoordinatorApp:
             return 200, TEXT, exposition(status).encode()
         return _no_route(405 if path in CALLS or path in SHOWN or path == "/health" else 404)
 
-    def _identity(self, scope: Any, path: str, peer: str) -> Any:
+    def _identity(self, scope: Any, path: str, peer: str) -> Identity | None:
         """Who asks; None where there is no door.
 
         Raises:
@@ -129,7 +114,7 @@ class CoordinatorApp:
         return self._door.check(authorization, path, peer=peer)
 
 
-def coordinator_app(coordinator: Coordinator, door: DoorLike | None = None) -> CoordinatorApp:
+def coordinator_app(coordinator: Coordinator, door: Door | None = None) -> CoordinatorApp:
     """The ASGI app of one coordinator; see `CoordinatorApp`."""
     return CoordinatorApp(coordinator, door)
 

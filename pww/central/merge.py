@@ -1,85 +1,36 @@
-"""The streaming merge: decode, weigh, add, step, write, one tensor at a time, always the same bits.
+"""The streaming merge: read, decode, weigh, add, step, write, a piece at a time, the same bits.
 
-`screen` looks at every value of every delta before anything is merged, so a nan in a last tensor
-pollutes nothing; what it leaves out it names. `merge` then reads each payload again, tensor by
-tensor, deltas in the order of replica and delta id: arrival order changes no bit. Memory: about
-three of the largest tensors. Finite values may still add up to inf: `merge_finite` then gives the
-draft up, leaves out the delta that is to blame and begins again.
+Deltas come in the order of replica and delta id: arrival order changes no bit. Each payload is read
+once more and must be what was inspected, to the bit; if one is not, or if finite values add up to
+inf, `merge_finite` gives the draft up, leaves out the delta that is to blame, by name, and begins
+again: nothing of it was published. Memory: some pieces of 1 MiB, whatever the tensors' sizes; with
+codecs that only decode whole tensors, two or three of the largest.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 
-from pww.central.generations import Draft, Generation, Generations
-from pww.codec import is_finite, require_finite
+from pww.central.draft import PIECE, Draft
+from pww.central.generations import Generation, Generations
+from pww.central.screening import Fingerprint, Opened, Screened, inspect, pieces, square_sum
+from pww.codec import is_finite
 from pww.config import schema
 from pww.errors import NotFiniteError, PayloadError
-from pww.outer import accumulate, get_optimizer, weights
-from pww.transport.payload import PayloadReader
+from pww.outer import accumulate, get_optimizer, norm_clips, weights
 from pww.transport.tensorfile import TensorReader
-from pww.wire import PayloadInfo
-
-CHUNK = 1 << 20
-"""Values squared together in fp64."""
-Shapes = Mapping[str, tuple[int, ...]]
-
-
-@dataclass(frozen=True, slots=True)
-class StagedPayload:
-    """A delta that waits to be merged, with its durable payload."""
-
-    delta: str
-    prev: str
-    replica: str
-    path: Path
-    info: PayloadInfo
-    tokens: int
-    staleness: int
-    partial: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Excluded:
-    """A delta that is left out, and why."""
-
-    delta: str
-    replica: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Screened:
-    """The deltas that may be merged, opened, and those that may not. Close it after the merge."""
-
-    usable: tuple[tuple[StagedPayload, PayloadReader], ...]
-    excluded: tuple[Excluded, ...]
-    _stack: ExitStack = field(repr=False)
-
-    def without(self, delta: str, reason: str) -> "Screened":
-        """Leaves one of `usable` out as well, and what was encoded on it."""
-        staged = next(one for one, _ in self.usable if one.delta == delta)
-        left_out = [*self.excluded, Excluded(delta, staged.replica, reason)]
-        return _sorted_out(self.usable, left_out, self._stack)
-
-    def __enter__(self) -> "Screened":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
 
 
 @dataclass(frozen=True, slots=True)
 class MergeResult:
     """What the merge measured. Norms are L2 over all tensors, in fp64.
 
-    `avg_delta_norm` is the mean of `norms` under the merge's own weights; `agreement` is the merged
-    Delta's norm over the same weighted sum: 1 if all replicas went the same way, `1/sqrt(k)` if k
-    equal ones went at right angles. 1 when nobody moved.
+    `norms` are those of the deltas as they came; `avg_delta_norm` is their mean under the merge's
+    own weights, `agreement` the merged Delta's norm over the same weighted sum: 1 if all replicas
+    went the same way, `1/sqrt(k)` if k equal ones went at right angles. 1 when nobody moved.
     """
 
     merged: tuple[str, ...]
@@ -87,11 +38,18 @@ class MergeResult:
     partial: bool
     delta_norm: float
     norms: tuple[float, ...]
+    clipped: tuple[str, ...]  # the deltas whose norm was brought down
     avg_delta_norm: float
     agreement: float
 
 
-class Overflow(NotFiniteError):
+class Unmergeable(PayloadError):
+    """The merge cannot go on with `delta`."""
+
+    delta: str
+
+
+class Overflow(NotFiniteError, Unmergeable):
     """The step would leave a value that is not finite; `delta` is the one to leave out."""
 
     def __init__(self, tensor: str, delta: str) -> None:
@@ -103,56 +61,19 @@ class Overflow(NotFiniteError):
         return type(self), (self.tensor, self.delta)
 
 
-def inspect(path: Path, info: PayloadInfo, shapes: Shapes) -> PayloadReader:
-    """An opened payload that fits a model of `shapes` and is finite throughout.
+class Changed(Unmergeable):
+    """The payload of `delta` is not, or not any more, what was inspected on receipt."""
 
-    Raises:
-        PayloadError: it is not; the text names the tensor.
-    """
-    reader = PayloadReader(path, info)
-    try:
-        _compare(reader.shapes, shapes)
-        for name in shapes:
-            try:
-                require_finite(reader.tensor(name))
-            except PayloadError as fault:
-                raise PayloadError(f"tensor {name}: {fault}") from fault
-    except BaseException:
-        reader.close()
-        raise
-    return reader
+    def __init__(self, delta: str) -> None:
+        self.delta = delta
+        super().__init__(
+            "its payload changed on the central's disk after it was received and found right: "
+            "look for a failing disk"
+        )
 
-
-def screen(deltas: Sequence[StagedPayload], shapes: Shapes) -> Screened:
-    """Sorts out what cannot be merged: damaged, not finite, another model's, encoded on such."""
-    stack = ExitStack()
-    usable: list[tuple[StagedPayload, PayloadReader]] = []
-    excluded: list[Excluded] = []
-    for staged in sorted(deltas, key=lambda d: (d.replica, d.delta)):
-        try:
-            reader = stack.enter_context(inspect(staged.path, staged.info, shapes))
-        except PayloadError as fault:
-            excluded.append(Excluded(staged.delta, staged.replica, str(fault)))
-        else:
-            usable.append((staged, reader))
-    return _sorted_out(usable, excluded, stack)
-
-
-def _sorted_out(
-    opened: Iterable[tuple[StagedPayload, PayloadReader]],
-    left_out: Iterable[Excluded],
-    stack: ExitStack,
-) -> Screened:
-    """Leaves out, too, what was encoded on what is left out: its residual was never adopted."""
-    excluded = {one.delta: one for one in left_out}
-    usable = {staged.delta: (staged, reader) for staged, reader in opened}
-    usable = {delta: pair for delta, pair in usable.items() if delta not in excluded}
-    while orphans := [d for d, (staged, _) in usable.items() if staged.prev in excluded]:
-        for delta in orphans:
-            staged, _ = usable.pop(delta)
-            reason = f"it was encoded on delta {staged.prev}, which was left out"
-            excluded[delta] = Excluded(delta, staged.replica, reason)
-    return Screened(tuple(usable.values()), tuple(excluded.values()), stack)
+    def __reduce__(self) -> tuple[type["Changed"], tuple[str]]:
+        """Keeps the delta when the error travels from rank to rank."""
+        return type(self), (self.delta,)
 
 
 def merge_finite(
@@ -160,8 +81,7 @@ def merge_finite(
     screened: Screened,
     *,
     generations: Generations,
-    outer: schema.Outer,
-    discount: float,
+    diloco: schema.Diloco,
 ) -> tuple[MergeResult | None, Screened]:
     """The generation after `base`, of all that can be merged; and who was left out in the end.
 
@@ -173,8 +93,8 @@ def merge_finite(
     while screened.usable:
         try:
             with generations.draft(base.info.round + 1, shapes_of(base)) as draft:
-                result = merge(base, screened.usable, outer=outer, discount=discount, out=draft)
-        except Overflow as fault:
+                result = merge(base, screened.usable, diloco=diloco, out=draft)
+        except Unmergeable as fault:
             screened = screened.without(fault.delta, str(fault))
         else:
             return result, screened
@@ -182,12 +102,7 @@ def merge_finite(
 
 
 def merge(
-    base: Generation,
-    usable: Sequence[tuple[StagedPayload, PayloadReader]],
-    *,
-    outer: schema.Outer,
-    discount: float,
-    out: Draft,
+    base: Generation, usable: Sequence[Opened], *, diloco: schema.Diloco, out: Draft
 ) -> MergeResult:
     """Writes the outer step from `base` under the weighted mean of `usable` to `out`.
 
@@ -196,35 +111,37 @@ def merge(
     Raises:
         Overflow: theta or momentum would not be finite. It names the delta that is largest in that
             tensor, the first of several.
+        Changed: a payload is not what was inspected.
     """
-    staged = [one for one, _ in usable]
-    share = weights([d.tokens for d in staged], [d.staleness for d in staged], discount)
+    staged = [one.staged for one in usable]
+    norms = tuple(one.checked.norm for one in usable)
+    clips = norm_clips(norms, diloco.norm_clip)
+    share = weights(
+        [d.tokens for d in staged],
+        [d.staleness for d in staged],
+        diloco.staleness_discount,
+        clips,
+    )
     partial = all(d.partial for d in staged)
-    optimizer = get_optimizer(outer)
-    squares, total = [0.0] * len(usable), 0.0
-
-    here = [0.0] * len(usable)  # squares in the tensor at hand
-
-    def decoded(name: str) -> Iterator[torch.Tensor]:
-        for i, (_, payload) in enumerate(usable):
-            delta = payload.tensor(name)
-            here[i] = square_sum(delta)
-            squares[i] += here[i]
-            yield delta
-            del delta
-
-    with TensorReader(base.theta) as thetas, TensorReader(base.momentum) as momenta:
+    optimizer = get_optimizer(diloco.outer, contributors=len({d.replica for d in staged}))
+    deltas = _Deltas(usable, share)
+    total = 0.0
+    with _one_thread(), TensorReader(base.theta) as thetas, TensorReader(base.momentum) as momenta:
         for name in thetas.names:
-            mean = accumulate(decoded(name), share)
-            total += square_sum(mean)
-            theta, momentum = thetas.get(name), momenta.get(name)
-            optimizer.step(theta, momentum, mean, partial=partial)
-            del mean
-            if not (is_finite(theta) and is_finite(momentum)):
-                raise Overflow(name, staged[here.index(max(here))].delta)
-            out.add(name, theta=theta, momentum=momentum)
-            del theta, momentum
-    norms = tuple(math.sqrt(square) for square in squares)
+            start = 0
+            for mean in deltas.means(name):
+                size = mean.numel()
+                buffers = out.buffers()
+                theta, momentum = (buffer[:size] for buffer in buffers)
+                thetas.read(name, theta, start=start)
+                momenta.read(name, momentum, start=start)
+                total += square_sum(mean)
+                optimizer.step(theta, momentum, mean, partial=partial)
+                if not (is_finite(theta) and is_finite(momentum)):
+                    raise _blame(name, usable)
+                out.put(name, buffers, size)
+                start += size
+    deltas.verify()
     travelled = math.fsum(p * norm for p, norm in zip(share, norms, strict=True))
     return MergeResult(
         merged=tuple(d.delta for d in staged),
@@ -232,9 +149,71 @@ def merge(
         partial=partial,
         delta_norm=math.sqrt(total),
         norms=norms,
+        clipped=tuple(d.delta for d, clip in zip(staged, clips, strict=True) if clip < 1.0),
         avg_delta_norm=travelled / math.fsum(share),
         agreement=math.sqrt(total) / travelled if travelled else 1.0,
     )
+
+
+class _Deltas:
+    """The deltas of one merge, read once from the first tensor to the last."""
+
+    def __init__(self, usable: Sequence[Opened], share: Sequence[float]) -> None:
+        self._usable, self._share = usable, share
+        self._seen = [Fingerprint() for _ in usable]
+        self._elementwise = all(one.reader.elementwise for one in usable)
+
+    def means(self, name: str) -> Iterator[torch.Tensor]:
+        """The weighted mean of a tensor, flat, at most `PIECE` values at a time."""
+        if not self._elementwise:
+            whole = accumulate((self._whole(i, name) for i in self._all()), self._share)
+            yield from torch.split(whole.reshape(-1), PIECE)
+            return
+        sources = [pieces(one.reader, name) for one in self._usable]
+        size = math.prod(self._usable[0].reader.shapes[name])
+        for _ in range(0, size, PIECE):
+            yield accumulate((self._next(i, sources[i]) for i in self._all()), self._share)
+
+    def verify(self) -> None:
+        """Lets payloads pass that were what was inspected; call it after the last tensor.
+
+        Raises:
+            Changed: one was not.
+        """
+        for one, seen in zip(self._usable, self._seen, strict=True):
+            if seen.hexdigest() != one.checked.fingerprint:
+                raise Changed(one.staged.delta)
+
+    def _all(self) -> range:
+        return range(len(self._usable))
+
+    def _next(self, i: int, source: Iterator[tuple[int, dict[str, torch.Tensor]]]) -> torch.Tensor:
+        size, parts = next(source)
+        self._seen[i].add(parts)
+        return self._usable[i].reader.decode(parts, (size,))
+
+    def _whole(self, i: int, name: str) -> torch.Tensor:
+        reader = self._usable[i].reader
+        source = pieces(reader, name)
+        if not reader.elementwise:
+            _, parts = next(source)
+            self._seen[i].add(parts)
+            return reader.decode(parts, reader.shapes[name])
+        return torch.cat([torch.empty(0), *(self._next(i, iter([piece])) for piece in source)])
+
+
+def _blame(name: str, usable: Sequence[Opened]) -> Unmergeable:
+    """Why the step left a value of tensor `name` that is not finite."""
+    for one in usable:
+        shapes = one.reader.shapes
+        try:
+            changed = inspect(one.staged.path, one.staged.info, shapes) != one.checked
+        except PayloadError:
+            changed = True
+        if changed:
+            return Changed(one.staged.delta)
+    largest = max(usable, key=lambda one: one.checked.squares[name])
+    return Overflow(name, largest.staged.delta)
 
 
 def shapes_of(generation: Generation) -> dict[str, tuple[int, ...]]:
@@ -243,16 +222,12 @@ def shapes_of(generation: Generation) -> dict[str, tuple[int, ...]]:
         return {name: reader.shape(name) for name in reader.names}
 
 
-def square_sum(tensor: torch.Tensor) -> float:
-    """Sum of squares in fp64, in bounded memory."""
-    parts = torch.split(tensor.reshape(-1), CHUNK)
-    return math.fsum(float(part.double().square().sum()) for part in parts)
-
-
-def _compare(theirs: Shapes, ours: Shapes) -> None:
-    for name in sorted(theirs.keys() | ours.keys()):
-        if theirs.get(name) != ours.get(name):
-            raise PayloadError(
-                f"tensor {name} has shape {theirs.get(name, 'none')} in the delta and "
-                f"{ours.get(name, 'none')} here: it was trained from another model"
-            )
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Torch's kernels stay in this thread: the other cores hash and write."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

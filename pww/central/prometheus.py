@@ -54,5 +54,5 @@ class _Collector:
 def exposition(status: Status) -> str:
     """The text that `GET /metrics` answers."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Collector(status))  # type: ignore[arg-type]
+    registry.register(_Collector(status))
     return generate_latest(registry).decode()

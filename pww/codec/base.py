@@ -18,6 +18,14 @@ class Codec(Protocol):
     def name(self) -> str:
         """The name that payloads and configs use."""
 
+    @property
+    def elementwise(self) -> bool:
+        """Whether each value's part depends on that value alone.
+
+        Then a run of the values of each part decodes to that run of the tensor, and a tensor that
+        is too large for memory is decoded in pieces.
+        """
+
     def layout(self, shape: Shape) -> Layout:
         """The parts that a tensor of `shape` becomes, in the order in which they are written."""
 

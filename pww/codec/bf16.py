@@ -18,6 +18,7 @@ class Bf16:
     """Half the bytes of fp32."""
 
     name = "bf16"
+    elementwise = True
 
     def layout(self, shape: Shape) -> Layout:
         """One part of the tensor's own shape."""

@@ -12,6 +12,7 @@ class Fp32:
     """Exact: decoding gives back every bit, signed zeros and denormals included."""
 
     name = "fp32"
+    elementwise = True
 
     def layout(self, shape: Shape) -> Layout:
         """One part of the tensor's own shape."""

@@ -109,6 +109,16 @@ def outer_fits(config: Config) -> Iterator[str]:
         )
 
 
+def norm_clip_fits(config: Config) -> Iterator[str]:
+    """A limit below the median would shrink every delta of a round of equals."""
+    clip = config.diloco.norm_clip
+    if 0 < clip < 1:
+        yield (
+            f"diloco.norm_clip={clip:g}: below 1 it would shrink deltas of ordinary length; use 1 "
+            "or more, or 0 for no clipping"
+        )
+
+
 def heartbeats_fit(config: Config) -> Iterator[str]:
     """A replica must be able to say that it lives before it is declared gone."""
     darl = config.darl
@@ -221,6 +231,7 @@ RULES = (
     Rule(("parallel.kind", "parallel.ranks"), single_is_one),
     Rule(("model",), heads_fit),
     Rule(("diloco.outer",), outer_fits),
+    Rule(("diloco.norm_clip",), norm_clip_fits),
     Rule(("darl.heartbeat_s", "darl.detect_s", "darl.ttl_floor_s"), heartbeats_fit),
     Rule(("transport.retry_first_s", "transport.retry_max_s"), retries_fit),
     Rule(("central.port", "central.aggregator_port"), ports_differ),

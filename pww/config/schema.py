@@ -142,6 +142,7 @@ class Outer(Section):
     optimizer: Literal["nesterov", "sgd"]
     lr: Annotated[float, Field(gt=0, le=1e9)]  # far inside fp32, in which the step is made
     momentum: Annotated[float, Field(ge=0, lt=1)]
+    solo_full_step: bool  # a round with one contributor has lr 1
 
 
 class Diloco(Section):
@@ -153,6 +154,7 @@ class Diloco(Section):
     outer: Outer
     staleness_window: Annotated[int, Field(ge=0)]
     staleness_discount: Annotated[float, Field(ge=0, le=1e9)]  # a weight in fp32 is never 0
+    norm_clip: Annotated[float, Field(ge=0, le=1e9)]  # times the median norm; 0: no clipping
     quorum: Fraction  # share of the expected replicas that must have delivered
     grace: Annotated[float, Field(ge=0)]  # wait for the rest this share of the round's length
 
@@ -272,6 +274,7 @@ class Central(Section):
     host: str
     port: Port
     aggregator_port: Port
+    keep_deltas: bool  # merged payloads stay on disk, for a replay without some of them
     patience_s: Seconds  # a site that was asked for theta(0) is waited for this long
 
 

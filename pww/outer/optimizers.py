@@ -50,12 +50,17 @@ class Sgd:
         outer_step_(theta, momentum, delta, lr=self._lr, momentum_factor=0.0, partial=True)
 
 
-def get_optimizer(outer: schema.Outer) -> OuterOptimizer:
-    """The optimiser of a configuration."""
+def get_optimizer(outer: schema.Outer, *, contributors: int) -> OuterOptimizer:
+    """The optimiser of a configuration, for a round to which that many replicas contribute.
+
+    With `solo_full_step` a lone replica's round has learning rate 1: what it learnt is taken over
+    whole (with momentum on top), instead of the share that a mean of several is given.
+    """
+    lr = 1.0 if outer.solo_full_step and contributors == 1 else outer.lr
     match outer.optimizer:
         case "nesterov":
-            return Nesterov(lr=outer.lr, momentum=outer.momentum)
+            return Nesterov(lr=lr, momentum=outer.momentum)
         case "sgd":
-            return Sgd(lr=outer.lr)
+            return Sgd(lr=lr)
         case _:
             assert_never(outer.optimizer)

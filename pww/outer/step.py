@@ -1,23 +1,24 @@
 """The outer step, pinned to the bit: weights, weighted mean and update in plain fp32 kernels.
 
-    p_i = fp32((t_i / T) / (1 + discount * s_i))        computed in fp64, rounded once
+    p_i = fp32((t_i / T) / (1 + discount * s_i) * c_i)  computed in fp64, rounded once
     acc = d_1 * p_1;  for i > 1:  x = d_i * p_i;  acc = acc + x
     m = m * b;  m = m + acc
     u = m * b;  u = acc + u;  u = u * lr;  theta' = theta - u
 
-`lr` and `b` are rounded to fp32 first. NumPy gives the same bits on this form; `torch.optim.SGD`,
-`alpha=`, `addcmul` and `lerp` do not (they may fuse a product into a sum, which rounds once instead
-of twice).
+`c_i` is 1 but for a delta whose norm is clipped. `lr` and `b` are rounded to fp32 first. NumPy
+gives the same bits on this form; `torch.optim.SGD`, `alpha=`, `addcmul` and `lerp` do not (they may
+fuse a product into a sum, which rounds once instead of twice).
 Chunks bound the scratch memory and change no bit, since every line works on each value alone.
 """
 
+import statistics
 import struct
 from collections.abc import Iterable, Sequence
 
 import torch
 
-CHUNK = 1 << 20
-"""Values worked on together, 4 MiB of fp32: scratch stays in the cache."""
+CHUNK = 1 << 18
+"""Values worked on together, 1 MiB of fp32: what a step touches stays in the cache."""
 
 
 def fp32(value: float) -> float:
@@ -26,17 +27,37 @@ def fp32(value: float) -> float:
     return rounded
 
 
-def weights(tokens: Sequence[int], staleness: Sequence[int], discount: float) -> list[float]:
+def weights(
+    tokens: Sequence[int],
+    staleness: Sequence[int],
+    discount: float,
+    clips: Sequence[float] = (),
+) -> list[float]:
     """Each delta's weight: its share of the tokens, discounted by how many rounds late it is.
 
-    The denominator is not discounted, so a lone late delta is discounted too.
+    The denominator is not discounted, so a lone late delta is discounted too; nor is it clipped.
+    `clips` are the factors of `norm_clips`, none for all 1.
     """
     total = sum(tokens)
     assert total > 0, "a delta without tokens is never admitted"
+    clips = clips or [1.0] * len(tokens)
     return [
-        fp32((count / total) / (1.0 + discount * late))
-        for count, late in zip(tokens, staleness, strict=True)
+        fp32((count / total) / (1.0 + discount * late) * clip)
+        for count, late, clip in zip(tokens, staleness, clips, strict=True)
     ]
+
+
+def norm_clips(norms: Sequence[float], limit: float) -> list[float]:
+    """What brings each norm down to `limit` times the median of all; 1 where it is not above.
+
+    `limit` is 1 or more, or 0 for no clipping. The median of two is their mean, so that of two
+    deltas one is clipped only if it is more than `limit / (2 - limit)` times the other, and none
+    is with a limit of 2 or more.
+    """
+    if limit == 0.0:
+        return [1.0] * len(norms)
+    longest = limit * statistics.median(norms)
+    return [longest / norm if norm > longest else 1.0 for norm in norms]
 
 
 def accumulate(deltas: Iterable[torch.Tensor], weights: Sequence[float]) -> torch.Tensor:
@@ -48,11 +69,18 @@ def accumulate(deltas: Iterable[torch.Tensor], weights: Sequence[float]) -> torc
         1:
     ]:  # no `for` over the deltas: it would hold one while fetching the next
         delta = next(source)
-        for sums, part in zip(_chunks(total), _chunks(delta), strict=True):
-            x = part * weight
-            sums.add_(x)
-        del delta, part
+        add_weighted_(total, delta, weight)
+        del delta
     return total
+
+
+def add_weighted_(total: torch.Tensor, delta: torch.Tensor, weight: float) -> None:
+    """`x = delta * weight; total = total + x`, in place on `total` (both contiguous)."""
+    scratch = torch.empty(min(CHUNK, total.numel()), dtype=total.dtype)
+    for sums, part in zip(_chunks(total), _chunks(delta), strict=True):
+        x = scratch[: part.numel()]
+        torch.mul(part, weight, out=x)
+        sums.add_(x)
 
 
 def outer_step_(
@@ -70,15 +98,20 @@ def outer_step_(
     mis-scaled against a buffer that full phases built.
     """
     rate, factor = fp32(lr), 0.0 if partial else fp32(momentum_factor)
+    scratch = torch.empty(min(CHUNK, theta.numel()), dtype=theta.dtype)
     for th, m, acc in zip(_chunks(theta), _chunks(momentum), _chunks(delta), strict=True):
-        velocity = m * factor
-        velocity.add_(acc)
-        u = velocity * factor
+        u = scratch[: acc.numel()]
+        if partial:
+            torch.mul(m, factor, out=u)
+            u.add_(acc)
+            u.mul_(factor)
+        else:
+            m.mul_(factor)
+            m.add_(acc)
+            torch.mul(m, factor, out=u)
         u.add_(acc)
         u.mul_(rate)
         th.sub_(u)
-        if not partial:
-            m.copy_(velocity)
 
 
 def _chunks(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -74,9 +74,7 @@ def verify(reader: TensorReader, info: PayloadInfo, *, what: str) -> None:
         PayloadError: it is another, shorter, longer or damaged one; `what` is said to be so.
     """
     if reader.size_bytes != info.size_bytes:
-        raise PayloadError(
-            f"{what} has {reader.size_bytes} bytes, announced were {info.size_bytes}: send it again"
-        )
+        raise PayloadError(_wrong_size(what, reader.size_bytes, info))
     digest = reader.sha256()
     if digest != info.sha256:
         raise PayloadError(
@@ -87,15 +85,20 @@ def verify(reader: TensorReader, info: PayloadInfo, *, what: str) -> None:
 class PayloadReader:
     """Decodes a payload tensor by tensor, after its size and digest were found right.
 
+    With `hashed=False` the digest is the caller's to check, over what he reads.
+
     Raises:
         PayloadError: on opening, if the file is not what `info` says, or not a payload.
     """
 
-    def __init__(self, path: Path, info: PayloadInfo) -> None:
+    def __init__(self, path: Path, info: PayloadInfo, *, hashed: bool = True) -> None:
         self._codec = codec_named(info.codec)
         self._reader = TensorReader(path)
         try:
-            verify(self._reader, info, what=path.name)
+            if hashed:
+                verify(self._reader, info, what=path.name)
+            elif self._reader.size_bytes != info.size_bytes:
+                raise PayloadError(_wrong_size(path.name, self._reader.size_bytes, info))
             self.shapes = self._read_shapes()
         except BaseException:
             self._reader.close()
@@ -109,8 +112,30 @@ class PayloadReader:
         """
         if name not in self.shapes:
             raise PayloadError(f"no tensor {name} in the payload")
-        shape = self.shapes[name]
-        parts = {part: self._reader.get(f"{name}/{part}") for part in self._codec.layout(shape)}
+        return self.decode(self.whole(name), self.shapes[name])
+
+    @property
+    def elementwise(self) -> bool:
+        """Whether any run of values can be decoded alone."""
+        return self._codec.elementwise
+
+    def raw(self, name: str, start: int, stop: int) -> dict[str, torch.Tensor]:
+        """The parts of a run of values of an elementwise payload, as they lie in the file."""
+        parts = {}
+        for part, (dtype, _) in self._codec.layout((stop - start,)).items():
+            parts[part] = torch.empty(stop - start, dtype=dtype)
+            self._reader.read(f"{name}/{part}", parts[part], start=start)
+        return parts
+
+    def whole(self, name: str) -> dict[str, torch.Tensor]:
+        """All parts of a tensor, as they lie in the file."""
+        return {
+            part: self._reader.get(f"{name}/{part}")
+            for part in self._codec.layout(self.shapes[name])
+        }
+
+    def decode(self, parts: Mapping[str, torch.Tensor], shape: tuple[int, ...]) -> torch.Tensor:
+        """The fp32 values of `raw` or `whole` parts."""
         return self._codec.decode(parts, shape)
 
     def close(self) -> None:
@@ -141,6 +166,10 @@ class PayloadReader:
                          if expected.get(name) != here.get(name))  # fmt: skip
             raise PayloadError(f"payload: tensor {odd[0]} is not what its table of shapes says")
         return shapes
+
+
+def _wrong_size(what: str, size_bytes: int, info: PayloadInfo) -> str:
+    return f"{what} has {size_bytes} bytes, announced were {info.size_bytes}: send it again"
 
 
 def _layout(shapes: Mapping[str, tuple[int, ...]], codec: Codec) -> Layout:

@@ -48,6 +48,7 @@ class TensorWriter:
         self._path, self._part = path, path.with_name(path.name + ".part")
         self._entries = header.entries
         self._left = iter(header.entries)
+        self._open_name, self._missing = "", 0  # the tensor that came in part, and its rest
         self._hash, self._size = hashlib.sha256(), 0
         self._file = os.open(
             self._part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644
@@ -61,10 +62,7 @@ class TensorWriter:
         Raises:
             PayloadError: it is not the next one, or its dtype or shape is not the announced one.
         """
-        expected = next(self._left, None)
-        if name != expected:
-            self.abort()
-            raise PayloadError(f"tensor {name} comes where {expected or 'the end'} was announced")
+        self._begin(name)
         entry = self._entries[name]
         if (tensor.dtype, tuple(tensor.shape)) != (entry.dtype, entry.shape):
             self.abort()
@@ -72,7 +70,38 @@ class TensorWriter:
                 f"tensor {name} is {tensor.dtype} {tuple(tensor.shape)}, announced were "
                 f"{entry.dtype} {entry.shape}"
             )
+        self._missing = 0
         self._write(byte_view(tensor))
+
+    def extend(self, name: str, values: torch.Tensor) -> None:
+        """Appends the next values of a tensor that comes in pieces, in order.
+
+        Raises:
+            PayloadError: it is not that tensor's turn, or there are more than were announced.
+        """
+        if name != self._open_name:
+            self._begin(name)
+        data = byte_view(values)
+        if values.dtype != self._entries[name].dtype or len(data) > self._missing:
+            self.abort()
+            raise PayloadError(
+                f"tensor {name}: {len(data)} bytes of {values.dtype} come where {self._missing} of "
+                f"{self._entries[name].dtype} are missing"
+            )
+        self._missing -= len(data)
+        self._write(data)
+
+    def flush(self) -> None:
+        """What was written so far goes to the disk now, so that `close` has little to wait for."""
+        os.fdatasync(self._file)
+
+    def _begin(self, name: str) -> None:
+        """The next tensor is `name`, and the one before is whole."""
+        expected = self._open_name if self._missing else next(self._left, None)
+        if name != expected or self._missing:
+            self.abort()
+            raise PayloadError(f"tensor {name} comes where {expected or 'the end'} was announced")
+        self._open_name, self._missing = name, self._entries[name].size_bytes
 
     def close(self) -> Written:
         """Makes the file durable under its name.
@@ -80,7 +109,7 @@ class TensorWriter:
         Raises:
             PayloadError: a tensor that was announced is missing.
         """
-        missing = next(self._left, None)
+        missing = self._open_name if self._missing else next(self._left, None)
         if missing is not None:
             self.abort()
             raise PayloadError(f"tensor {missing} was announced and never came")
@@ -189,6 +218,16 @@ class TensorReader:
         self._fill(byte_view(tensor), self._data + entry.start)
         return tensor
 
+    def read(self, name: str, out: torch.Tensor, *, start: int = 0) -> None:
+        """Fills the flat `out` with the values of a tensor from its `start`-th on.
+
+        Raises:
+            PayloadError: the file shrank since it was opened.
+        """
+        entry = self._entries[name]
+        assert out.dtype == entry.dtype, "the caller asked for the dtype"
+        self._fill(byte_view(out), self._data + entry.start + start * entry.dtype.itemsize)
+
     def sha256(self) -> str:
         """SHA-256 of the whole file, read again."""
         digest = hashlib.sha256()
@@ -228,10 +267,15 @@ class TensorReader:
 
 
 class StateHash:
-    """SHA-256 over names, shapes and fp32 bytes in file order: equal states have equal hashes."""
+    """SHA-256 over names, shapes and fp32 bytes in file order: equal states have equal hashes.
 
-    def __init__(self) -> None:
-        self._hash = hashlib.sha256()
+    It is the SHA-256 of the plain tensor file of that state, header included and without metadata,
+    so that whoever writes such a file hashes its bytes once.
+    """
+
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        start, header = build({n: (torch.float32, shape) for n, shape in shapes.items()}, {})
+        self._hash, self._left = hashlib.sha256(start), iter(header.entries)
 
     def add(self, name: str, tensor: torch.Tensor) -> None:
         """Takes in the next tensor.
@@ -241,11 +285,12 @@ class StateHash:
         """
         if tensor.dtype != torch.float32:
             raise PayloadError(f"tensor {name} is {tensor.dtype}; a state is fp32 throughout")
-        self._hash.update(f"{name} {tuple(tensor.shape)}\n".encode())
+        assert name == next(self._left, None), "tensors come in the order of their shapes"
         self._hash.update(byte_view(tensor))
 
     def hexdigest(self) -> str:
-        """The hash so far."""
+        """The hash, once every tensor was added."""
+        assert next(self._left, None) is None, "a tensor is missing"
         return self._hash.hexdigest()
 
 
@@ -255,8 +300,8 @@ def state_hash(path: Path) -> str:
     Raises:
         PayloadError: the file is damaged or not fp32.
     """
-    state = StateHash()
     with TensorReader(path) as reader:
+        state = StateHash({name: reader.shape(name) for name in reader.names})
         for name, tensor in tensors(reader):
             state.add(name, tensor)
     return state.hexdigest()

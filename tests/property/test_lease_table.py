@@ -1,142 +1,316 @@
-"""The table against a naive model with one entry for each block, under any sequence of events."""
+"""The table against a naive model with one entry for each position, under any sequence of events.
 
-from itertools import pairwise
+The model has no intervals, no events and no code of the table: a list that says whose each position
+is, a list of attempts, and for each lease the set of its positions.
+"""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any
 
 import pytest
+from hypothesis import event as note
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from pww.errors import LeaseError
 from pww.lease.events import Event, Granted, from_record, to_record
-from pww.lease.span import IntervalSet
 from pww.lease.table import LeaseTable
 from pww.wire import Leased, Span
 
 REPLICAS = ("s/a", "s/b", "s/c")
+FREE, DONE, ASIDE = 0, -1, -2
+
+
+@dataclass
+class Lease:
+    """What the model knows of one lease. `may`: positions where work was ever authorised."""
+
+    replica: str
+    spots: set[int]
+    deadline_s: float
+    promised_s: float
+    may: set[int] = field(default_factory=set)
+    pinned: str = ""
+    life: str = "live"  # or "lapsed", "over"
+
+
+class Naive:
+    """`owner[p]` is FREE, DONE, ASIDE or a lease."""
+
+    def __init__(self, size: int, epoch: int, limit: int) -> None:
+        self.epoch, self.limit = epoch, limit
+        self.owner, self.tries = [FREE] * size, [0] * size
+        self.leases: dict[int, Lease] = {}
+        self.count = dict.fromkeys(REPLICAS, 0)
+
+    def live(self, replica: str = "") -> dict[int, Lease]:
+        return {
+            i: one
+            for i, one in self.leases.items()
+            if one.life == "live" and replica in ("", one.replica)
+        }
+
+    def take(self, spot: int, owner: int) -> None:
+        assert self.owner[spot] == FREE
+        self.owner[spot] = owner
+        for one in self.leases.values():
+            if one.life == "lapsed" and spot in one.spots:
+                one.life = "over"
+
+    def grant(self, replica: str, spots: Iterable[int], until_s: float, ttl_s: float) -> int:
+        id_ = max(self.leases, default=0) + 1
+        for spot in spots:
+            self.take(spot, id_)
+        self.leases[id_] = Lease(replica, set(spots), until_s, ttl_s)
+        return id_
+
+    def next_spots(self, num_blocks: int) -> list[int]:
+        """What a grant takes, after setting aside what is in its way."""
+        spots: list[int] = []
+        for spot, owner in enumerate(self.owner):
+            worn = self.limit > 0 and self.tries[spot] >= self.limit
+            new_epoch = spots and spot // self.epoch != spots[0] // self.epoch
+            if spots and (owner != FREE or worn or new_epoch or len(spots) == num_blocks):
+                break
+            if owner == FREE and worn:
+                self.take(spot, ASIDE)
+            elif owner == FREE:
+                spots.append(spot)
+        return spots
+
+    def give_back(self, id_: int, reason: str) -> None:
+        one = self.leases[id_]
+        for spot in one.spots:
+            self.owner[spot] = FREE
+        if reason in ("expired", "taken over"):
+            self.try_again(one, 1)
+        one.life, one.pinned = ("lapsed" if reason == "expired" else "over"), ""
+
+    def try_again(self, one: Lease, by: int) -> None:
+        for spot in one.spots & one.may:
+            self.tries[spot] += by
+
+    def revive(self, id_: int, until_s: float, ttl_s: float) -> None:
+        one = self.leases[id_]
+        for spot in one.spots:
+            assert self.owner[spot] == FREE
+            self.owner[spot] = id_
+        self.try_again(one, -1)
+        one.life, one.deadline_s, one.promised_s = "live", until_s, ttl_s
+
+    def commit(self, id_: int) -> None:
+        one = self.leases[id_]
+        for spot in one.spots:
+            self.owner[spot], self.tries[spot] = DONE, 0
+        self.count[one.replica] += len(one.spots)
+        one.life, one.pinned = "over", ""
+
+    def spare(self, thief: str) -> dict[int, set[int]]:
+        """By lease, the positions that may be stolen by `thief`."""
+        return {
+            i: one.spots - one.may
+            for i, one in self.live().items()
+            if one.replica != thief and one.spots - one.may
+        }
+
+    def load(self, id_: int) -> int:
+        """Positions that the lease's replica still has to train up to its end."""
+        mine = self.live(self.leases[id_].replica)
+        return sum(len(one.spots) for i, one in mine.items() if i <= id_ and not one.pinned)
+
+
+def bounds(spots: set[int]) -> tuple[int, int]:
+    assert spots == set(range(min(spots), max(spots) + 1)), "a lease is one run"
+    return min(spots), max(spots) + 1
 
 
 class Machine(RuleBasedStateMachine):
-    """`owner[p]`: 0 unassigned, -1 committed, a lease id otherwise."""
+    """Every decision of the table, applied, journaled and checked."""
 
-    @initialize(epoch=st.integers(1, 12), epochs=st.integers(1, 3))
-    def start(self, epoch: int, epochs: int) -> None:
-        self.epoch, self.size = epoch, epoch * epochs
-        self.table = LeaseTable(self.size, epoch_positions=epoch)
+    @initialize(
+        epoch=st.integers(1, 12), epochs=st.integers(1, 3), limit=st.sampled_from([0, 1, 2])
+    )
+    def start(self, epoch: int, epochs: int, limit: int) -> None:
+        self.size, self.epoch, self.limit = epoch * epochs, epoch, limit
+        self.table = self.new()
+        self.model = Naive(self.size, epoch, limit)
         self.now_s = 0.0
-        self.owner = [0] * self.size
-        self.holder: dict[int, str] = {}  # every lease ever granted
-        self.span: dict[int, Span] = {}
-        self.deadline_s: dict[int, float] = {}
-        self.pinned: dict[int, str] = {}
-        self.lapsed: set[int] = set()
-        self.count = dict.fromkeys(REPLICAS, 0)
-        self.journal: list[tuple[dict[str, object], float]] = []
+        self.journal: list[tuple[dict[str, Any], float]] = []
+        self.snapshots: list[tuple[int, str]] = []
         self.num_deltas = 0
+
+    def new(self) -> LeaseTable:
+        return LeaseTable(self.size, epoch_positions=self.epoch, max_attempts=self.limit)
 
     def apply(self, events: tuple[Event, ...]) -> None:
         for event in events:
             self.table.apply(event, self.now_s)
             self.journal.append((to_record(event), self.now_s))
 
-    def live(self, lease: int) -> bool:
-        return lease in self.owner
+    def pick(self, data: st.DataObject) -> tuple[int, str]:
+        """A lease, mostly one that is not over, and a replica, mostly its own."""
+        alive = sorted(i for i, one in self.model.leases.items() if one.life != "over")
+        some = alive if alive and data.draw(st.integers(0, 4)) else sorted(self.model.leases)
+        lease = data.draw(st.sampled_from(some), label="lease")
+        own = data.draw(st.integers(0, 4), label="own")
+        replica = self.model.leases[lease].replica
+        return lease, replica if own else data.draw(st.sampled_from(REPLICAS), label="replica")
 
-    def fill(self, lease: int, value: int) -> None:
-        span = self.span[lease]
-        self.owner[span.start : span.stop] = [value] * len(span)
+    # ------------------------------------------------------------------ positions change hands
 
-    def lapse_check(self) -> None:
-        self.lapsed = {
-            i
-            for i in self.lapsed
-            if all(o == 0 for o in self.owner[self.span[i].start : self.span[i].stop])
-        }
+    @rule(
+        replica=st.sampled_from(REPLICAS),
+        blocks=st.integers(1, 6),
+        ttl_s=st.integers(1, 9),
+        ahead=st.booleans(),
+    )
+    def grant(self, replica: str, blocks: int, ttl_s: int, ahead: bool) -> None:
+        events = self.table.decide_grant(
+            replica, num_blocks=blocks, ttl_s=float(ttl_s), ahead=ahead
+        )
+        self.apply(events)
+        num_aside = self.model.owner.count(ASIDE)
+        spots = self.model.next_spots(blocks)
+        if self.model.owner.count(ASIDE) > num_aside:
+            note("quarantined")
+        assert any(isinstance(event, Granted) for event in events) == bool(spots)
+        if spots:
+            id_ = self.model.grant(replica, spots, self.now_s + ttl_s, float(ttl_s))
+            self.model.leases[id_].may = set() if ahead else set(spots)
 
-    @rule(replica=st.sampled_from(REPLICAS), blocks=st.integers(1, 6), ttl_s=st.integers(1, 9))
-    def grant(self, replica: str, blocks: int, ttl_s: int) -> None:
-        events = self.table.decide_grant(replica, num_blocks=blocks, ttl_s=float(ttl_s))
-        if 0 not in self.owner:
-            assert events == ()
+    @rule(
+        thief=st.sampled_from(REPLICAS),
+        blocks=st.integers(1, 6),
+        rates=st.dictionaries(st.sampled_from(REPLICAS), st.integers(0, 8), max_size=3),
+    )
+    def steal(self, thief: str, blocks: int, rates: dict[str, int]) -> None:
+        events = self.table.decide_steal(thief, num_blocks=blocks, ttl_s=6.0, rates=rates)
+        spare = self.model.spare(thief)
+        assert bool(events) == bool(spare)
+        if not spare:
             return
-        (event,) = events
-        assert isinstance(event, Granted)
-        start = self.owner.index(0)
-        stop = start
-        while (
-            stop < self.size
-            and self.owner[stop] == 0
-            and stop - start < blocks
-            and stop // self.epoch == start // self.epoch
-        ):
-            stop += 1
-        assert event == Granted(max(self.holder, default=0) + 1, replica, start, stop, stop, ttl_s)
-        self.apply((event,))
-        self.holder[event.lease], self.span[event.lease] = replica, Span(start, stop)
-        self.deadline_s[event.lease] = self.now_s + ttl_s
-        self.fill(event.lease, event.lease)
-        self.lapse_check()
+        known = {replica: rate for replica, rate in rates.items() if rate}
+        slowest = min(known.values(), default=1)
+
+        def finish(id_: int) -> Fraction:
+            rate = known.get(self.model.leases[id_].replica, slowest)
+            return Fraction(self.model.load(id_), rate)
+
+        victim, loot = events[0].lease, events[-1]  # type: ignore[union-attr]
+        assert isinstance(loot, Granted)
+        assert finish(victim) == max(map(finish, spare)), "the one that finishes last"
+        load, num = self.model.load(victim), loot.stop - loot.start
+        mine, theirs = known.get(thief, 0), known.get(self.model.leases[victim].replica, 0)
+        fair = Fraction(load * mine, mine + theirs) if mine and theirs else Fraction(load, 2)
+        top = min(blocks, len(spare[victim]))
+        assert 1 <= num <= top
+        assert num == 1 or num <= fair, "the thief does not finish after its victim"
+        assert num == top or num + 1 > fair, "and as early as possible"
+        note("stolen whole" if len(self.model.leases[victim].spots) == num else "stolen tail")
+        self.apply(events)
+        robbed = self.model.leases[victim]
+        stolen = set(sorted(robbed.spots)[-num:])
+        for spot in stolen:
+            self.model.owner[spot] = FREE
+        robbed.spots -= stolen
+        if not robbed.spots:
+            robbed.life = "over"
+        id_ = self.model.grant(thief, stolen, self.now_s + 6.0, 6.0)
+        self.model.leases[id_].may = set(stolen)
 
     @rule(seconds=st.integers(0, 6))
     def expire(self, seconds: int) -> None:
         self.now_s += seconds
         self.apply(self.table.decide_expiry(self.now_s))
-        for lease in set(self.owner) - {0, -1}:
-            if lease not in self.pinned and self.deadline_s[lease] <= self.now_s:
-                self.fill(lease, 0)
-                self.lapsed.add(lease)
+        for id_, one in self.model.live().items():
+            if not one.pinned and one.deadline_s <= self.now_s:
+                self.model.give_back(id_, "expired")
 
-    def pick(self, data: st.DataObject) -> int:
-        return data.draw(st.sampled_from(sorted(self.holder)), label="lease")
-
-    @precondition(lambda self: self.holder)
-    @rule(data=st.data(), replica=st.sampled_from(REPLICAS))
-    def give_back(self, data: st.DataObject, replica: str) -> None:
-        lease = self.pick(data)
-        events = self.table.decide_return([lease], replica=replica, reason="released")
-        his = self.live(lease) and self.holder[lease] == replica and lease not in self.pinned
+    @precondition(lambda self: self.model.leases)
+    @rule(
+        data=st.data(),
+        reason=st.sampled_from(["released", "left", "taken over", "rejected"]),
+    )
+    def give_back(self, data: st.DataObject, reason: Any) -> None:
+        lease, replica = self.pick(data)
+        events = self.table.decide_return([lease, lease], replica=replica, reason=reason)
+        one = self.model.leases[lease]
+        his = one.life == "live" and one.replica == replica and not one.pinned
         assert len(events) == his
         self.apply(events)
         if his:
-            self.fill(lease, 0)
+            self.model.give_back(lease, reason)
 
-    @precondition(lambda self: self.holder)
-    @rule(data=st.data(), replica=st.sampled_from(REPLICAS))
-    def revive(self, data: st.DataObject, replica: str) -> None:
-        lease = self.pick(data)
-        events = self.table.decide_revive([lease], replica=replica, ttl_s=5.0)
-        his = lease in self.lapsed and self.holder[lease] == replica
+    @precondition(lambda self: any(one.life == "lapsed" for one in self.model.leases.values()))
+    @rule(data=st.data())
+    def revive(self, data: st.DataObject) -> None:
+        lease, replica = self.pick(data)
+        events = self.table.decide_revive([lease, lease], replica=replica, ttl_s=5.0)
+        one = self.model.leases[lease]
+        his = one.life == "lapsed" and one.replica == replica
         assert len(events) == his
         self.apply(events)
         if his:
-            self.fill(lease, lease)
-            self.lapsed.remove(lease)
-            self.deadline_s[lease] = self.now_s + 5.0
+            note("revived")
+            self.model.revive(lease, self.now_s + 5.0, 5.0)
 
-    @precondition(lambda self: self.holder)
+    # ------------------------------------------------------------------ what a holder is promised
+
+    @precondition(lambda self: self.model.leases)
+    @rule(data=st.data())
+    def authorise(self, data: st.DataObject) -> None:
+        lease, replica = self.pick(data)
+        others = data.draw(st.lists(st.sampled_from(sorted(self.model.leases)), max_size=3))
+        leases = [lease, *others]
+        events = self.table.decide_raise(leases, replica=replica)
+        raised = {
+            i for i in set(leases) & self.model.live(replica).keys()
+            if self.model.leases[i].spots != self.model.leases[i].may
+        }  # fmt: skip
+        assert len(events) == len(raised)
+        self.apply(events)
+        for i in raised:
+            self.model.leases[i].may |= self.model.leases[i].spots
+
+    @precondition(lambda self: self.model.live())
     @rule(data=st.data(), ttl_s=st.integers(0, 20))
     def renew(self, data: st.DataObject, ttl_s: int) -> None:
-        lease = self.pick(data)
-        if self.table.find(lease, replica=self.holder[lease]) is not None:
-            self.apply(self.table.decide_promise(lease, ttl_s=float(ttl_s)))
-            self.table.renew(lease, ttl_s=float(ttl_s), now_s=self.now_s)
-            self.deadline_s[lease] = max(self.deadline_s[lease], self.now_s + ttl_s)
+        lease = data.draw(st.sampled_from(sorted(self.model.live())), label="lease")
+        one = self.model.leases[lease]
+        events = self.table.decide_promise(lease, ttl_s=float(ttl_s))
+        assert bool(events) == (ttl_s > one.promised_s)
+        if events:
+            with pytest.raises(LeaseError, match="make the promise durable first"):
+                self.table.renew(lease, ttl_s=float(ttl_s), now_s=self.now_s)
+            one.promised_s = 1.25 * ttl_s
+        self.apply(events)
+        self.table.renew(lease, ttl_s=float(ttl_s), now_s=self.now_s)
+        one.deadline_s = max(one.deadline_s, self.now_s + ttl_s)
 
-    @precondition(lambda self: self.holder)
-    @rule(data=st.data(), replica=st.sampled_from(REPLICAS), shrink=st.booleans())
-    def pin(self, data: st.DataObject, replica: str, shrink: bool) -> None:
-        leases = data.draw(
-            st.lists(st.sampled_from(sorted(self.holder)), min_size=1, max_size=3), label="leases"
-        )
-        spans = [Leased(lease=i, span=self.span[i]) for i in leases]
-        if shrink and len(spans[0].span) > 1:
-            span = spans[0].span
-            spans[0] = Leased(lease=leases[0], span=Span(span.start, span.stop - 1))
+    # -------------------------------------------------------------------- a delta and its verdict
+
+    @precondition(lambda self: self.model.leases)
+    @rule(data=st.data(), wrong=st.sampled_from([0, 0, 0, 1]))
+    def pin(self, data: st.DataObject, wrong: int) -> None:
+        lease, replica = self.pick(data)
+        mine = sorted(i for i, one in self.model.leases.items() if one.replica == replica)
+        others = st.lists(st.sampled_from(mine or [lease]), max_size=2)
+        leases = [lease, *data.draw(others, label="others")]
+        named = {i: bounds(self.model.leases[i].spots or {0}) for i in leases}
+        start, stop = named[leases[0]]
+        named[leases[0]] = (start, stop + wrong)
+        spans = [Leased(lease=i, span=Span(*named[i])) for i in leases]
+        ones = [self.model.leases[i] for i in leases]
         ok = (
             len(set(leases)) == len(leases)
-            and all(leased.span == self.span[leased.lease] for leased in spans)
-            and all(self.holder[i] == replica and i not in self.pinned for i in leases)
-            and all(self.live(i) or i in self.lapsed for i in leases)
+            and not wrong
+            and all(one.replica == replica and not one.pinned for one in ones)
+            and all(one.life in ("live", "lapsed") for one in ones)
+            and all(one.spots <= one.may for one in ones)
         )
         delta = f"{self.num_deltas:032x}"
         if not ok:
@@ -145,109 +319,97 @@ class Machine(RuleBasedStateMachine):
             return
         self.num_deltas += 1
         self.apply(self.table.decide_pin(delta, replica=replica, spans=spans, ttl_s=5.0))
-        for lease in leases:
-            if lease in self.lapsed:
-                self.lapsed.remove(lease)
-                self.fill(lease, lease)
-                self.deadline_s[lease] = self.now_s + 5.0
-            self.pinned[lease] = delta
+        for lease, one in zip(leases, ones, strict=True):
+            if one.life == "lapsed":
+                note("revived by a delta")
+                self.model.revive(lease, self.now_s + 5.0, 5.0)
+            one.pinned = delta
 
-    @precondition(lambda self: self.pinned)
+    @precondition(lambda self: any(one.pinned for one in self.model.live().values()))
     @rule(data=st.data(), outcome=st.sampled_from(["merge", "reject", "keep"]))
     def verdict(self, data: st.DataObject, outcome: str) -> None:
-        delta = data.draw(st.sampled_from(sorted(set(self.pinned.values()))), label="delta")
-        leases = [i for i, d in self.pinned.items() if d == delta]
+        pinned = {i: one for i, one in self.model.live().items() if one.pinned}
+        delta = data.draw(st.sampled_from(sorted({one.pinned for one in pinned.values()})))
+        leases = sorted(i for i, one in pinned.items() if one.pinned == delta)
         if outcome == "merge":
-            self.apply(self.table.decide_commit(delta))
+            events = self.table.decide_commit(delta)
         else:
-            keep = leases if outcome == "keep" else []
-            self.apply(self.table.decide_reject(delta, keep=keep))
+            events = self.table.decide_reject(delta, keep=leases if outcome == "keep" else [])
+        assert [event.lease for event in events] == leases  # type: ignore[union-attr]
+        self.apply(events)
         for lease in leases:
-            del self.pinned[lease]
             if outcome == "merge":
-                self.count[self.holder[lease]] += len(self.span[lease])
-                self.fill(lease, -1)
+                self.model.commit(lease)
             elif outcome == "reject":
-                self.fill(lease, 0)
+                self.model.give_back(lease, "rejected")
+            else:
+                self.model.leases[lease].pinned = ""
+
+    # ---------------------------------------------------------------------------------- restarts
+
+    @rule()
+    def restart(self) -> None:
+        """From a snapshot; every live lease has what it was promised."""
+        text = json.dumps(self.table.dump())
+        self.table = LeaseTable.load(json.loads(text), max_attempts=self.limit)
+        self.snapshots.append((len(self.journal), text))
+        self.table.restore(now_s=self.now_s, grace_s=0.0)
+        for one in self.model.live().values():
+            assert self.now_s + one.promised_s >= one.deadline_s, "the holder loses nothing"
+            one.deadline_s = self.now_s + one.promised_s
+
+    @invariant()
+    def lawful(self) -> None:
+        if hasattr(self, "table"):
+            self.table.verify()
 
     @invariant()
     def same_as_the_model(self) -> None:
         if not hasattr(self, "table"):
             return
-        self.table.verify()
-        got = [0] * self.size
-        for held in self.table.leases():
-            got[held.span.start : held.span.stop] = [held.id] * len(held.span)
-            assert held.replica == self.holder[held.id]
-            assert held.watermark == held.span.stop
-            assert held.pinned == self.pinned.get(held.id, "")
-            left_s = self.table.remaining_s(held.id, self.now_s)
-            assert left_s == max(0.0, self.deadline_s[held.id] - self.now_s)
-        for span in self.table.committed:
-            got[span.start : span.stop] = [-1] * len(span)
-        assert got == self.owner
-        assert self.table.committed_by == {r: n for r, n in self.count.items() if n}
-        assert self.table.complete == all(o == -1 for o in self.owner)
-
-    def teardown(self) -> None:
-        """The journal alone leads to the same table, and no lease ends before its holder thinks."""
-        if not hasattr(self, "table"):
-            return
-        again = LeaseTable(self.size, epoch_positions=self.epoch)
-        for record, now_s in self.journal:
-            again.apply(from_record(dict(record)), now_s)
-        again.verify()
-        assert list(again.leases()) == list(self.table.leases())
-        assert list(again.committed) == list(self.table.committed)
-        assert list(again.unassigned) == list(self.table.unassigned)
-        assert again.dump() == self.table.dump()
-        again.restore(now_s=self.now_s, grace_s=0.0)
-        for held in again.leases():
-            left_s = self.table.remaining_s(held.id, self.now_s)
-            assert again.remaining_s(held.id, self.now_s) >= left_s
-
-
-Machine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
-TestTable = Machine.TestCase
-
-
-class Intervals(RuleBasedStateMachine):
-    """The interval set against a set of integers."""
-
-    @initialize()
-    def start(self) -> None:
-        self.spans, self.model = IntervalSet(), set[int]()
-
-    @rule(start=st.integers(0, 30), size=st.integers(1, 8))
-    def add(self, start: int, size: int) -> None:
-        some = set(range(start, start + size))
-        if some & self.model:
-            with pytest.raises(LeaseError):
-                self.spans.add(start, start + size)
-        else:
-            self.spans.add(start, start + size)
-            self.model |= some
-
-    @rule(start=st.integers(0, 30), size=st.integers(1, 8))
-    def remove(self, start: int, size: int) -> None:
-        some = set(range(start, start + size))
-        assert self.spans.covers(start, start + size) == (some <= self.model)
-        if some <= self.model:
-            self.spans.remove(start, start + size)
-            self.model -= some
-        else:
-            with pytest.raises(LeaseError):
-                self.spans.remove(start, start + size)
+        table, model = self.table, self.model
+        got = [FREE] * self.size
+        for spans, value in ((table.committed, DONE), (table.quarantined, ASIDE)):
+            for span in spans:
+                got[span.start : span.stop] = [value] * len(span)
+        live = {held.id: held for held in table.leases()}
+        assert live.keys() == model.live().keys()
+        for held in live.values():
+            one = model.leases[held.id]
+            got[held.start : held.stop] = [held.id] * held.size
+            assert (held.replica, held.pinned) == (one.replica, one.pinned)
+            assert bounds(one.spots) == (held.start, held.stop)
+            assert set(range(held.start, held.watermark)) == one.may & one.spots
+            left_s = table.remaining_s(held.id, self.now_s)
+            assert left_s == max(0.0, one.deadline_s - self.now_s)
+        assert got == model.owner
+        assert [table.attempts.count(p) for p in range(self.size)] == model.tries
+        assert table.committed_by == {r: n for r, n in model.count.items() if n}
+        assert table.complete == all(o in (DONE, ASIDE) for o in model.owner)
+        assert table.leased == sum(o > 0 for o in model.owner)
 
     @invariant()
-    def same(self) -> None:
-        if not hasattr(self, "spans"):
+    def no_position_is_drawn_by_two_holders(self) -> None:
+        """Whoever was ever told that he may start work on a position keeps it until he ends."""
+        if not hasattr(self, "table"):
             return
-        spans = list(self.spans)
-        assert [p for s in spans for p in range(s.start, s.stop)] == sorted(self.model)
-        assert all(a.stop < b.start for a, b in pairwise(spans)), "maximal"
-        assert self.spans.total == len(self.model)
+        drawn: dict[int, int] = {}
+        for held in self.table.leases():
+            for spot in self.model.leases[held.id].may:
+                assert drawn.setdefault(spot, held.id) == held.id
+                assert held.start <= spot < held.stop
+
+    def teardown(self) -> None:
+        """The journal alone leads to the same table, and so does any snapshot with the rest."""
+        if not hasattr(self, "table"):
+            return
+        for first, text in ((0, json.dumps(self.new().dump())), *self.snapshots):
+            again = LeaseTable.load(json.loads(text), max_attempts=self.limit)
+            for record, now_s in self.journal[first:]:
+                again.apply(from_record(json.loads(json.dumps(record))), now_s)
+            again.verify()
+            assert again.dump() == self.table.dump()
 
 
-Intervals.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
-TestIntervals = Intervals.TestCase
+Machine.TestCase.settings = settings(max_examples=300, stateful_step_count=50, deadline=None)
+TestTable = Machine.TestCase

@@ -9,7 +9,10 @@ GROUPS = (
     "central, checkpoint, codec, darl, data, diloco, dry, evaluation, metrics, model, optim, "
     "parallel, replica, resume, run, seed, site, transport"
 )
-DILOCO = "grace, inner_steps, outer, phase, quorum, replicas, staleness_discount, staleness_window"
+DILOCO = (
+    "grace, inner_steps, norm_clip, outer, phase, quorum, replicas, staleness_discount, "
+    "staleness_window"
+)
 
 
 def faults_of(*words: str) -> list[str]:

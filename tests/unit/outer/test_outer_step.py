@@ -20,6 +20,13 @@ def outer_step(theta, momentum, delta, **how):
     return theta, momentum
 
 
+def optimizer_of(optimizer, lr, momentum, *, solo_full_step=False, contributors=2):
+    outer = schema.Outer(
+        optimizer=optimizer, lr=lr, momentum=momentum, solo_full_step=solo_full_step
+    )
+    return get_optimizer(outer, contributors=contributors)
+
+
 def numpy_weights(tokens, staleness, discount):
     total = sum(tokens)
     return [
@@ -118,7 +125,7 @@ def hand(site_a, site_b, *, optimizer, lr, momentum=0.9):
     """Global 1.0 and what two sites of equal tokens made of it."""
     theta, m = torch.tensor([1.0]), torch.tensor([0.0])
     deltas = [theta - torch.tensor([site_a]), theta - torch.tensor([site_b])]
-    outer = get_optimizer(schema.Outer(optimizer=optimizer, lr=lr, momentum=momentum))
+    outer = optimizer_of(optimizer, lr, momentum)
     outer.step(theta, m, accumulate(deltas, weights([5, 5], [0, 0], 0.25)), partial=False)
     return theta.item()
 
@@ -145,7 +152,7 @@ def test_sgd_at_lr_1_is_federated_averaging():
     p = weights([100, 200, 300], [0, 0, 0], 0.25)
     average = sum(w * s.double() for w, s in zip([1 / 6, 2 / 6, 3 / 6], sites, strict=True))
     m = torch.full((1000,), 7.0)
-    get_optimizer(schema.Outer(optimizer="sgd", lr=1.0, momentum=0.0)).step(
+    optimizer_of("sgd", 1.0, 0.0).step(
         theta, m, accumulate([theta - s for s in sites], p), partial=False
     )
     torch.testing.assert_close(theta.double(), average, rtol=1e-6, atol=1e-6)
@@ -185,9 +192,7 @@ def test_heavy_ball_differs():
 
 def test_a_partial_phase_steps_without_momentum_and_leaves_it():
     theta, m, delta = torch.tensor([1.0]), torch.tensor([5.0]), torch.tensor([0.5])
-    get_optimizer(schema.Outer(optimizer="nesterov", lr=0.5, momentum=0.9)).step(
-        theta, m, delta, partial=True
-    )
+    optimizer_of("nesterov", 0.5, 0.9).step(theta, m, delta, partial=True)
     assert (theta.item(), m.item()) == (0.75, 5.0)
 
 

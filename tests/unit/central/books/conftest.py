@@ -28,6 +28,7 @@ from pww.wire import (
     PhaseMetrics,
     Register,
     Registered,
+    Release,
     Renewal,
     RoundReport,
 )
@@ -190,6 +191,10 @@ class Site:
         answer = self.ask(blocks, key=key, ttl_s=ttl_s)
         assert isinstance(answer, Granted), answer
         return answer.lease
+
+    def release(self, *leases: Lease) -> None:
+        who = {"replica": self.replica, "incarnation": self.incarnation}
+        self.desk.books.release(Release(**who, leases=tuple(one.id for one in leases)))
 
     def beat(self, *leases: int, ttl_s: float = 30.0) -> Instruction:
         return self.desk.books.heartbeat(

@@ -3,6 +3,8 @@
 import threading
 
 import pytest
+
+from pww.central.replies import KEPT
 from pydantic import ValidationError
 
 from pww.clock import SystemClock

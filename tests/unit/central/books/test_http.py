@@ -67,7 +67,11 @@ def test_health_and_status(client: httpx.Client, desk) -> None:
     client.post("/v1/register", json=register(desk))
     status = client.get("/status").json()
     assert status == json.loads(json.dumps(desk.books.status())) | {"members": status["members"]}
-    assert status["coverage"] == {"blocks": 20, "committed": 0, "leased": 0, "unassigned": 20,
+    assert status["coverage"] == {
+        "blocks": 20,
+        "committed": 0,
+        "leased": 0,
+        "unassigned": 20,
         "quarantined": 0,
     }
     assert status["members"][0]["replica"] == "s/a"

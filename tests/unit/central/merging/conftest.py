@@ -59,9 +59,10 @@ DILOCO = schema.Diloco(
     phase="fixed",
     replicas=1,
     inner_steps=10,
-    outer=schema.Outer(optimizer="nesterov", lr=0.7, momentum=0.9),
+    outer=schema.Outer(optimizer="nesterov", lr=0.7, momentum=0.9, solo_full_step=False),
     staleness_window=2,
     staleness_discount=0.25,
+    norm_clip=0.0,
     quorum=0.5,
     grace=0.1,
 )
@@ -299,7 +300,7 @@ def die_at(point: str, world: World) -> None:
     """Arms one point."""
     match point:
         case "draft begun":
-            Draft.add = _after(Draft.add)
+            Draft.put = _after(Draft.put)
         case "draft nearly whole":
             Draft.finish = _after(Draft.finish)
         case "generation durable":

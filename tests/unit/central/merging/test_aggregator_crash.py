@@ -130,20 +130,20 @@ site.deliver(conftest.values(1))
 payload = next((world.state / "deltas").iterdir()).read_bytes()
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 before = resource.getrlimit(resource.RLIMIT_FSIZE)
-write = conftest.Draft.add
+write = conftest.Draft.put
 def limited(*args, **kwargs):  # the ledger stays writable; only the generation meets a full disk
     resource.setrlimit(resource.RLIMIT_FSIZE, (300, before[1]))
     try:
         write(*args, **kwargs)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-conftest.Draft.add = limited
+conftest.Draft.put = limited
 try:
     world.merger.maybe_close()
 except StateError as fault:
     print(fault)
 print(world.generations(), world.books.round, len(world.payloads()))
-conftest.Draft.add = write
+conftest.Draft.put = write
 print(world.merger.maybe_close().round)
 reference = conftest.Reference()
 reference.merge([conftest.values(1)], tokens=[100])

@@ -8,21 +8,22 @@ import sys
 import pytest
 import torch
 
+from pww.central.draft import PIECE
 from pww.central.generations import Generations, name_of
-from pww.central.merge import (
-    CHUNK,
-    Overflow,
-    StagedPayload,
-    merge,
-    merge_finite,
-    screen,
-    square_sum,
-)
+from pww.central.merge import Overflow, merge, merge_finite
+from pww.central.screening import StagedPayload, screen, square_sum
 from pww.codec import get_codec
 from pww.config import schema
 from pww.transport.payload import write_payload
 
-FEDAVG = schema.Outer(optimizer="sgd", lr=1.0, momentum=0.0)
+FEDAVG = schema.Outer(optimizer="sgd", lr=1.0, momentum=0.0, solo_full_step=False)
+
+
+def diloco(outer, *, norm_clip=0.0):
+    return schema.Diloco(
+        replicas=1, inner_steps=10, outer=outer, staleness_window=2, staleness_discount=0.25,
+        norm_clip=norm_clip, quorum=0.5, grace=0.1,
+    )  # fmt: skip
 
 
 class Bench:
@@ -45,11 +46,12 @@ class Bench:
             StagedPayload(delta, "", replica, path, info, tokens, staleness, partial)
         )
 
-    def merge(self, outer=FEDAVG):
-        with screen(self.staged, self.shapes) as screened:
+    def merge(self, outer=FEDAVG, *, norm_clip=0.0):
+        with screen(self.staged, self.shapes, known={}) as screened:
             base = self.generations.open(name_of(0))
             with self.generations.draft(1, self.shapes) as draft:
-                result = merge(base, screened.usable, outer=outer, discount=0.25, out=draft)
+                how = diloco(outer, norm_clip=norm_clip)
+                result = merge(base, screened.usable, diloco=how, out=draft)
         return result, self.generations.open(name_of(1))
 
 
@@ -112,8 +114,8 @@ def test_arrival_order_changes_no_bit(tmp_path):
 
 
 def test_a_norm_is_summed_over_all_chunks():
-    x = torch.ones(CHUNK + 3)
-    assert square_sum(x) == CHUNK + 3
+    x = torch.ones(PIECE + 3)
+    assert square_sum(x) == PIECE + 3
     assert square_sum(torch.tensor(-3.0)) == 9.0
     assert square_sum(torch.empty(0)) == 0.0
     assert square_sum(torch.tensor([1e30])) == pytest.approx(1e60)  # fp32 would overflow
@@ -128,10 +130,10 @@ def test_the_delta_that_is_largest_where_it_overflows_is_to_blame(bench):
         bench.merge(outer)
     assert caught.value.delta == bench.staged[1].delta
     assert os.listdir(bench.folder / "generations") == ["round-000000"], "nothing of it is left"
-    with screen(bench.staged, bench.shapes) as screened:
+    with screen(bench.staged, bench.shapes, known={}) as screened:
         base = bench.generations.open(name_of(0))
         result, screened = merge_finite(
-            base, screened, generations=bench.generations, outer=outer, discount=0.25
+            base, screened, generations=bench.generations, diloco=diloco(outer)
         )
     assert result.merged == tuple(bench.staged[i].delta for i in (0, 2))
     assert [one.replica for one in screened.excluded] == ["b/y"]
@@ -143,7 +145,7 @@ from pathlib import Path
 import torch
 sys.path.insert(0, {folder!r})
 from test_merge_laws import (
-    FEDAVG, Bench, StagedPayload, get_codec, merge_finite, name_of, screen, write_payload
+    FEDAVG, Bench, StagedPayload, diloco, get_codec, merge_finite, name_of, screen, write_payload
 )
 torch.set_num_threads(1)
 shapes = {{f"w{{i}}": ({size} // 4,) for i in range({num})}}
@@ -156,11 +158,10 @@ for replica, value in (("a/x", 1.0), ("b/x", {value})):
     bench.staged.append(StagedPayload(delta, "", replica, path, info, 100, 0, False))
 Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts again here
 start = [int(l.split()[1]) for l in Path("/proc/self/status").open() if l.startswith("VmRSS")][0]
-with screen(bench.staged, shapes) as screened:
+with screen(bench.staged, shapes, known={{}}) as screened:
     result, _ = merge_finite(
         bench.generations.open(name_of(0)), screened, generations=bench.generations,
-        outer=FEDAVG.model_copy(update=dict(optimizer="nesterov", momentum=0.9, lr=3.0)),
-        discount=0.25,
+        diloco=diloco(FEDAVG.model_copy(update=dict(optimizer="nesterov", momentum=0.9, lr=3.0))),
     )
 assert len(result.merged) == {merged}
 peak = [int(l.split()[1]) for l in Path("/proc/self/status").open() if l.startswith("VmHWM")][0]

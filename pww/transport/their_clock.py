@@ -1,0 +1,49 @@
+"""The central's clock as seen from here: measured from its answers, so that a wrong clock does no
+harm.
+
+Every answer carries the central's time in its Date header. What is signed for the central is dated
+by that clock; the error of this machine's is named once in the log.
+"""
+
+import logging
+import math
+import threading
+from email.utils import parsedate_to_datetime
+
+from pww.clock import Clock
+
+log = logging.getLogger(__name__)
+TOLERATED_S = 3.0
+"""A Date header has whole seconds and is as old as the way back: less than this is no fault."""
+
+
+class TheirClock:
+    """Wall time of the central. Thread-safe; all connections to one central share it."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self.offset_s = 0.0
+        """What is added to this machine's wall clock."""
+
+    def now_s(self) -> float:
+        """Seconds since 1970 at the central, as far as is known."""
+        return self._clock.wall() + self.offset_s
+
+    def measure(self, date: str) -> None:
+        """Follows a Date header when the time is off by more than is tolerated."""
+        try:
+            theirs = parsedate_to_datetime(date).timestamp()
+        except ValueError:
+            return
+        with self._lock:
+            ahead_s = self._clock.wall() + self.offset_s - theirs
+            if abs(ahead_s) <= TOLERATED_S:
+                return
+            self.offset_s -= ahead_s
+            offset_s = self.offset_s
+        word = "ahead of" if offset_s < 0 else "behind"
+        log.warning(
+            "this machine's clock is %.0f s %s the central's; corrected here, but NTP should do it",
+            math.fabs(offset_s), word,
+        )  # fmt: skip
