@@ -3,10 +3,9 @@
 import threading
 
 import pytest
-
-from pww.central.replies import KEPT
 from pydantic import ValidationError
 
+from pww.central.replies import KEPT
 from pww.clock import SystemClock
 from pww.errors import Refused
 from pww.lease.space import BlockSpace

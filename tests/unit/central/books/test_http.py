@@ -9,6 +9,7 @@ from contextlib import suppress
 import httpx
 import pytest
 import uvicorn
+from prometheus_client.parser import text_string_to_metric_families
 
 from pww.central.http import MAX_BODY_BYTES, coordinator_app
 from pww.clock import SystemClock
@@ -17,8 +18,9 @@ from pww.wire import Acquired, Instruction, Refusal, Register, Registered
 
 @pytest.fixture
 def client(desk) -> Iterator[httpx.Client]:
+    app = coordinator_app(desk.books)
     config = uvicorn.Config(
-        coordinator_app(desk.books), host="127.0.0.1", port=0, log_config=None, lifespan="off",
+        app, host="127.0.0.1", port=0, log_config=None, lifespan="off",
         ws="none",
     )  # fmt: skip
     server = uvicorn.Server(config)
@@ -35,6 +37,7 @@ def client(desk) -> Iterator[httpx.Client]:
     server.should_exit = True
     thread.join(30)
     assert not thread.is_alive()
+    app.close()
 
 
 def register(desk, **changes: object) -> dict[str, object]:
@@ -75,6 +78,24 @@ def test_health_and_status(client: httpx.Client, desk) -> None:
         "quarantined": 0,
     }
     assert status["members"][0]["replica"] == "s/a"
+
+
+def test_metrics_are_what_prometheus_reads(client: httpx.Client, desk) -> None:
+    desk.site("s/a").contribute(4)
+    desk.site("s/b").acquire(3)
+    reply = client.get("/metrics")
+    assert reply.headers["content-type"].startswith("text/plain; version=0.0.4")
+    found = {
+        (sample.name, *sorted(v for k, v in sample.labels.items() if k != "run")): sample.value
+        for family in text_string_to_metric_families(reply.text)
+        for sample in family.samples
+    }
+    assert found[("pww_merges_total",)] == 1
+    blocks = ("committed", "leased", "unassigned", "quarantined")
+    assert [found[("pww_blocks", state)] for state in blocks] == [4, 3, 13, 0]
+    assert found[("pww_member_committed_blocks_total", "s/a")] == 4
+    assert found[("pww_member_live", "s/b")] == 1
+    assert found[("pww_complete",)] == 0
 
 
 def refusal(reply: httpx.Response, status: int, code: str) -> Refusal:
@@ -169,9 +190,9 @@ def test_a_fault_of_ours_is_500_without_its_text(client, desk, monkeypatch, capl
     def broken(*_: object) -> None:
         raise RuntimeError("secret detail")
 
-    monkeypatch.setattr(desk.books, "register", broken)
+    monkeypatch.setattr(desk.books._leasing, "register", broken)
     monkeypatch.setattr(desk.books, "status", broken)
-    with caplog.at_level(logging.ERROR, logger="pww.central.http"):
+    with caplog.at_level(logging.ERROR, logger="pww.central"):
         replies = [client.post("/v1/register", json=register(desk)), client.get("/status")]
     for reply in replies:
         assert reply.status_code == 500
