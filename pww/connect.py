@@ -11,6 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from pww.clock import Clock
+from pww.config import paths
 from pww.config.schema import Config
 from pww.errors import TrainerError
 from pww.lease.space import BlockSpace
@@ -60,7 +61,10 @@ def connect(
     """Registers this process and returns its two ends.
 
     Raises:
-        Refused: another live process has the replica id, or the run, corpus or model differ.
+        Refused: another live process has the replica id, or the run, corpus or model differ; or
+            the central does not allow the key of the bundle.
+        CentralError: what answers is not the central that the bundle belongs to.
+        StateError: the bundle cannot be used.
         TrainerError: the model is larger than what may travel.
         Stopped: nobody answered and somebody asked to stop.
     """
@@ -128,7 +132,7 @@ def _alone(config: Config, run: Path, start: Start, *, clock: Clock, stop: threa
 def _federated(
     config: Config, run: Path, start: Start, *, clock: Clock, stop: threading.Event
 ) -> Ends:
-    """The lease protocol over HTTP, theta and deltas over Flower."""
+    """The lease protocol over HTTP, theta and deltas over Flower; one key for both."""
     import httpx
     import numpy as np
 
@@ -136,11 +140,16 @@ def _federated(
     from pww.federation.signing import Signer
     from pww.replica.coordinator_client import HttpCoordinator
     from pww.replica.federated import FederatedExchange
+    from pww.transport.bundle import Bundle
 
     random = np.random.default_rng()
-    signer = Signer.new(clock=clock)
+    bundle = None
+    if config.central.bundle != "none":
+        folder = paths.PROJECT / config.central.bundle
+        bundle = Bundle.read(folder, replica=config.replica_id, clock=clock)
+    signer = Signer.new(clock=clock) if bundle is None else Signer(bundle.key)
     port = HttpCoordinator(
-        config.central.url, config.transport, clock=clock, stop=stop, random=random
+        config.central.url, config.transport, clock=clock, stop=stop, random=random, bundle=bundle
     )
     session = _session(
         port, config, start, node_key=signer.public_pem.decode(), clock=clock, stop=stop
@@ -161,6 +170,7 @@ def _federated(
         clock=clock,
         stop=stop,
         random=random,
+        tls=None if bundle is None else bundle.tls,
     )
     exchange = FederatedExchange(
         fleet,

@@ -2,6 +2,7 @@
 
 python -m pww.central data=tinyshakespeare      start, or go on where the state folder stands
 python -m pww.central audit [FOLDER]            what the ledger says of a run (default: the newest)
+python -m pww.central init|add|revoke …         keys, certificate and bundles (--help says more)
 """
 
 import logging
@@ -12,6 +13,7 @@ import threading
 from pathlib import Path
 
 from pww import log as pww_log
+from pww.central import keys_command
 from pww.clock import SystemClock
 from pww.config import paths
 from pww.config.load import run_app
@@ -24,9 +26,11 @@ log = logging.getLogger("pww.central")
 
 
 def main(argv: list[str]) -> int:
-    """Starts the central, or audits a run; returns the exit code."""
+    """Starts the central, audits a run, or manages its keys; returns the exit code."""
     if argv and argv[0] == "audit":
         return _audit(argv[1:])
+    if argv and argv[0] in keys_command.COMMANDS:
+        return keys_command.run(argv)
     return run_app(
         _start,
         program="pww.central",
@@ -52,6 +56,11 @@ def _settle(config: Config, given: frozenset[str]) -> Config:
         faults.append(
             f"resume={config.resume}: the central goes on by itself where its folder stands; give "
             "run.name="
+        )
+    if config.central.bundle != "none":
+        faults.append(
+            f"central.bundle={config.central.bundle}: is a site's; the central has "
+            "central.security.keys"
         )
     if faults:
         raise ConfigError(faults)
@@ -116,6 +125,8 @@ def _start(config: Config) -> int:
 def _serve(config: Config, folder: Path, stop: threading.Event) -> None:
     from pww.central.aggregator import Aggregator
     from pww.central.coordinator import Coordinator
+    from pww.central.credentials import server_tls
+    from pww.central.door import Door
     from pww.central.http import coordinator_app
     from pww.central.inbox import CentralInbox
     from pww.central.ledger import Ledger
@@ -127,13 +138,16 @@ def _serve(config: Config, folder: Path, stop: threading.Event) -> None:
     from pww.transport.serve import AsgiServer
 
     clock = SystemClock()
+    keys = config.central.security.keys
+    tls = None if keys == "none" else server_tls(paths.PROJECT / keys)
     coordinator_port = AsgiServer(
-        host=config.central.host, port=config.central.port, key="central.port"
+        host=config.central.host, port=config.central.port, key="central.port", tls=tls
     )
     aggregator_port = AsgiServer(
         host=config.central.host,
         port=config.central.aggregator_port,
         key="central.aggregator_port",
+        tls=tls,
     )
     corpus = prepare(
         config.data,
@@ -154,7 +168,8 @@ def _serve(config: Config, folder: Path, stop: threading.Event) -> None:
         mode=config.metrics.wandb.mode,
         config=config.model_dump(mode="json"),
     )
-    link = EmbeddedSuperLink(state, limit_mb=config.transport.limit_mb)
+    door = None if tls is None else Door.of(paths.PROJECT / keys, state=state, clock=clock)
+    link = EmbeddedSuperLink(state, limit_mb=config.transport.limit_mb, guard=door)
     ledger = Ledger(state / "ledger.sqlite")
     coordinator = Coordinator(
         ledger, space, darl=config.darl, aggregator_port=aggregator_port.port, clock=clock,
@@ -162,10 +177,11 @@ def _serve(config: Config, folder: Path, stop: threading.Event) -> None:
         limit_mb=config.transport.limit_mb,
     )  # fmt: skip
     aggregator = Aggregator(coordinator, folder=state, diloco=config.diloco, clock=clock)
+    scheme = "http" if tls is None else "https"
     noted = read_json_lines(folder / "metrics.jsonl")
     inbox = CentralInbox(
         coordinator, aggregator, metrics, noted=noted, clock=clock,
-        address=f"http://{config.central.host}:{coordinator_port.port}",
+        address=f"{scheme}://{config.central.host}:{coordinator_port.port}",
     )  # fmt: skip
     if inbox.finished():
         raise StateError(
@@ -178,8 +194,8 @@ def _serve(config: Config, folder: Path, stop: threading.Event) -> None:
         with link.run():
             aggregator_port.start(link.app, name="aggregator")
             log.info(
-                "run %s serves http://%s:%d (leases) and :%d (Flower): %d blocks, round %d",
-                config.run.name, config.central.host, coordinator_port.port,
+                "run %s serves %s://%s:%d (leases) and :%d (Flower): %d blocks, round %d",
+                config.run.name, scheme, config.central.host, coordinator_port.port,
                 aggregator_port.port, space.num_positions, coordinator.round,
             )  # fmt: skip
             rounds = Rounds(

@@ -48,6 +48,7 @@ class Allowed:
             StateError: it is missing or damaged.
         """
         self._path = folder / FILE
+        self._name = str(self._path)  # looked at on every request
         self._stamp = (0, 0, 0)
         self._keys = AllowedKeys()
         self.now()
@@ -59,7 +60,7 @@ class Allowed:
             StateError: the file is gone or damaged; nobody can be let in until it is mended.
         """
         try:
-            found = os.stat(self._path)
+            found = os.stat(self._name)
         except OSError as why:
             raise _unreadable(self._path, str(why)) from why
         stamp = (found.st_mtime_ns, found.st_size, found.st_ino)

@@ -7,6 +7,7 @@ which tells the central that it holds none.
 """
 
 import logging
+import ssl
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -31,7 +32,7 @@ from flwr.supercore.inflatable import inflatable_utils as transfer
 
 from pww.clock import Clock
 from pww.config.schema import Transport
-from pww.errors import PayloadError, Unreachable
+from pww.errors import CentralError, PayloadError, Unreachable
 from pww.federation.fleet_client import FleetClient, NotAdmitted, RunOver
 from pww.federation.records import MB, SLACK_CHUNKS
 from pww.federation.signing import Signer
@@ -52,7 +53,7 @@ class Instruction:
 
 
 class FleetSite:
-    """One node of the federation; its key lives in this process's memory only. Not thread-safe."""
+    """One node of the federation. Not thread-safe."""
 
     def __init__(
         self,
@@ -64,6 +65,7 @@ class FleetSite:
         stop: threading.Event,
         random: Uniform,
         heartbeat_s: float = 15.0,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         """`address` is `host:port` of the aggregator; `signer` has the key. Nothing is sent yet."""
         self._clock, self._stop = clock, stop
@@ -77,10 +79,10 @@ class FleetSite:
             stop=stop,
             random=random,
         )
-        self._client = FleetClient(address, signer, timeout_s=transport.timeout_s)
+        self._client = FleetClient(address, signer, timeout_s=transport.timeout_s, tls=tls)
         # Its own connection: a bulk transfer must not delay heartbeats.
         self._beat_client = FleetClient(
-            address, signer, timeout_s=min(transport.timeout_s, heartbeat_s)
+            address, signer, timeout_s=min(transport.timeout_s, heartbeat_s), tls=tls
         )
         self._node: Any = None  # once activated, for good: a key has one node id
         self._active = False
@@ -90,7 +92,7 @@ class FleetSite:
 
     @property
     def public_pem(self) -> str:
-        """The public key of this incarnation, for `Register.node_key`."""
+        """The public key of this node, for `Register.node_key`."""
         return self._signer.public_pem.decode()
 
     @property
@@ -103,6 +105,7 @@ class FleetSite:
 
         Raises:
             NotAdmitted: the central does not know the key.
+            CentralError: what answers does not prove to be the central.
             PayloadError: an instruction over the limit, or one that cannot be unpacked; it is gone.
             Stopped: the stop was asked for while the central did not answer.
         """
@@ -261,7 +264,7 @@ class FleetSite:
             request = SendNodeHeartbeatRequest(node=node, heartbeat_interval=self._heartbeat_s)
             try:
                 self._beat_client.call("SendNodeHeartbeat", request)
-            except (TryAgain, NotAdmitted, RunOver) as fault:
+            except (TryAgain, NotAdmitted, RunOver, CentralError) as fault:
                 log.debug("Flower heartbeat: %r", fault)
 
 

@@ -3,6 +3,7 @@
 flwr's version interceptor is left out: on a mismatch it would end this process.
 """
 
+import ssl
 from typing import Any
 
 import httpx
@@ -10,6 +11,7 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 
 from pww.federation.signing import Signer
 from pww.transport.retry import TryAgain
+from pww.transport.tls import explain
 
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
@@ -25,15 +27,23 @@ class RunOver(Exception):
 class FleetClient:
     """One connection to the aggregator at `address` (`host:port`)."""
 
-    def __init__(self, address: str, signer: Signer, *, timeout_s: float) -> None:
+    def __init__(
+        self,
+        address: str,
+        signer: Signer,
+        *,
+        timeout_s: float,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        """Without `tls` it speaks plain HTTP; nothing is sent yet."""
         self._signer = signer
-        self._api: Any = FleetHttpClient.from_server_address(
-            address, True, None, interceptors=[signer]
-        )
+        self._url = f"{'http' if tls is None else 'https'}://{address}"
+        self._api: Any = FleetHttpClient(self._url, interceptors=[signer], verify=tls or False)
         # flwr's own has a fixed timeout of 30 s and follows redirects. A proxy from the environment
         # is for the way out of a cluster, not for this machine.
         self._api._client.close()
         self._api._client = httpx.Client(
+            verify=tls or False,  # without TLS there is nothing to verify
             timeout=httpx.Timeout(timeout_s, connect=min(timeout_s, 10.0)),
             trust_env=address.rsplit(":", 1)[0] not in LOOPBACK,
         )
@@ -46,6 +56,7 @@ class FleetClient:
                 `httpx.ConnectError` when the request cannot have arrived.
             NotAdmitted: the key is unknown or the node is in the wrong state.
             RunOver: the flwr run of the request is finished.
+            CentralError: what answers does not prove to be the central.
         """
         offset_s = self._signer.offset_s
         try:
@@ -60,6 +71,9 @@ class FleetClient:
                 raise RunOver("HTTP 403") from fault
             raise TryAgain(f"HTTP {status} {fault.response.text[:80]}".strip()) from fault
         except httpx.TransportError as fault:
+            final = explain(fault, url=self._url)
+            if final is not None:
+                raise final from fault
             raise TryAgain(str(fault) or type(fault).__name__) from fault
         except ValueError as fault:  # flwr's word for a body that is no protobuf
             raise TryAgain(f"an answer that is not Flower's ({fault})") from fault

@@ -98,6 +98,7 @@ class Rounds(Strategy):  # type: ignore[misc]
         grid = self._link.grid
         if self._link.renew():
             self._members.clear()
+        self._link.sweep()
         online = {node.node_id: node for node in grid.get_nodes()}
         held = [m.instruction for m in self._members.values() if m.node_id in online]
         replies = grid.pull_messages(i for i in held if i)

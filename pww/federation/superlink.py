@@ -4,21 +4,31 @@ Node and run rows live in `superlink.db`, so a restart knows the nodes; payload 
 since the ledger and the sites' outboxes are what a restart goes on from. Every life of the central
 is one flwr run: a reply to an instruction of an earlier life is refused by flwr, and the site
 answers the new invitation instead.
+
+With a `Guard`, a replica's key is stable and outlives its processes, so it is the token of a call
+that says which of them speaks: only the one that registered last does.
 """
 
+import binascii
 import logging
 import threading
-from collections.abc import Iterator
+from base64 import b64decode
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
 from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID, SubStatus
 from flwr.server.superlink.linkstate import LinkStateFactory
-from flwr.supercore.constant import NOOP_FEDERATION_ID, NodeStatus, TaskType
+from flwr.supercore.constant import (
+    FLEET_HTTP_PUBLIC_KEY_HEADER,
+    NOOP_FEDERATION_ID,
+    NodeStatus,
+    TaskType,
+)
 from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.superlink.federation import NoOpFederationManager
@@ -37,11 +47,40 @@ RUN_BEAT_S = 15.0
 """flwr ends a run for good that is silent for 60 s."""
 
 
+KEY_HEADER = FLEET_HTTP_PUBLIC_KEY_HEADER.lower().encode()
+
+
+class Caller(Protocol):
+    """Who a call's token belongs to."""
+
+    @property
+    def replica(self) -> str:
+        """`site/replica`."""
+
+    @property
+    def incarnation(self) -> str:
+        """The process life that opened the session."""
+
+
+class Guard(Protocol):
+    """Who may take part at all, where credentials are on. Thread-safe."""
+
+    def keys(self) -> Mapping[str, str]:
+        """Replicas by public key (PEM); another object as soon as something has changed."""
+
+    def check_node(self, authorization: str, path: str, pem: str, *, peer: str) -> Caller:
+        """The caller, if the token is valid and its session was opened by the key `pem`.
+
+        Raises:
+            Refused: neither.
+        """
+
+
 class EmbeddedSuperLink:
     """The SuperLink: its ASGI `app`, its `grid` (one thread), and the members' node keys."""
 
-    def __init__(self, folder: Path, *, limit_mb: int) -> None:
-        """Opens or makes `folder/superlink.db`.
+    def __init__(self, folder: Path, *, limit_mb: int, guard: Guard | None = None) -> None:
+        """Opens or makes `folder/superlink.db`. Without a guard every member's key is admitted.
 
         Raises:
             StateError: the database cannot be opened.
@@ -60,12 +99,15 @@ class EmbeddedSuperLink:
         app = create_app()
         app.state.linkstate_factory = app.state.runtime_state_factory = factory
         app.state.enable_supernode_auth = True  # nobody registers a key over the network
-        self.app = Gate(app)
+        self._guard = guard
+        self.app = Gate(app) if guard is None else Gate(app, judge=self._judge)
         self.grid = LinkStateGrid(self.state, max_reply_bytes=limit_mb * MB + SLACK_BYTES)
         self._task = 0
         self._lost = threading.Event()
         self._closing = threading.Event()
         self._keys = threading.Lock()
+        self._current: dict[str, str] = {}  # replica -> the incarnation that may speak for it
+        self._swept: Mapping[str, str] = {}
 
     # ------------------------------------------------------------------------------ members
 
@@ -73,15 +115,25 @@ class EmbeddedSuperLink:
         """Admits the member's node key; repeating it changes nothing.
 
         An older key of the same replica is deleted: its incarnation was replaced. flwr never admits
-        a deleted key again, which is why silence alone (`left`) deletes nothing.
+        a deleted key again, which is why silence alone (`left`) deletes nothing. A new incarnation
+        with the old one's key finds the node offline, so that it activates it anew and whatever
+        the old one held is void.
 
         Raises:
-            Refused: the key is no PEM EC P-384 public key, or was deleted before.
+            Refused: the key is no PEM EC P-384 public key, is not the replica's, or was deleted.
         """
         if not member.node_key:
             return
         key = canonical_key(member.node_key)
+        if self._guard is not None and self._guard.keys().get(key.decode()) != member.replica:
+            raise Refused(
+                f"the node key of {member.replica} is not (or no longer) allowed at the central: "
+                "start the site with the bundle that has its key",
+                code="unauthorised",
+            )
         with self._keys:
+            before = self._current.get(member.replica)
+            self._current[member.replica] = member.incarnation  # first: the old one is out now
             for row in self.state.get_node_info():
                 if row.public_key == key:
                     if row.status == NodeStatus.UNREGISTERED:
@@ -90,6 +142,8 @@ class EmbeddedSuperLink:
                             "a withdrawn key never returns: start the site's process anew",
                             code="unknown_incarnation",
                         )
+                    if before != member.incarnation and self._task:  # else it is a restart
+                        self.state.deactivate_node(row.node_id)
                     return
             self._delete(member.replica)
             self.state.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, key, 0, name=member.replica)
@@ -103,6 +157,37 @@ class EmbeddedSuperLink:
         if for_good and member.node_key:
             with self._keys:
                 self._delete(member.replica, only=canonical_key(member.node_key))
+
+    def sweep(self) -> None:
+        """Deletes the nodes of keys that were revoked; costs nothing while none is."""
+        if self._guard is None:
+            return
+        try:
+            keys = self._guard.keys()
+        except StateError:
+            return  # nothing is let in then, and the door says why
+        if keys is self._swept:
+            return
+        with self._keys:
+            for row in self.state.get_node_info():
+                allowed = row.public_key.decode() in keys
+                if not allowed and row.status != NodeStatus.UNREGISTERED:
+                    log.warning("%s takes part no more: its key is not allowed", row.name)
+                    self.state.delete_node(NOOP_FLWR_AID, row.node_id)
+        self._swept = keys
+
+    def _judge(self, headers: Mapping[bytes, bytes], path: str, peer: str) -> int:
+        """See `gate.Judge`: the token, its key, and the process life that may speak."""
+        assert self._guard is not None
+        authorization = headers.get(b"authorization", b"").decode("latin-1")
+        try:
+            pem = b64decode(headers.get(KEY_HEADER, b""), validate=True).decode("ascii")
+            who = self._guard.check_node(authorization, path, pem, peer=peer)
+        except (binascii.Error, UnicodeDecodeError, Refused):
+            return 401
+        except StateError:
+            return 503
+        return 0 if self._current.get(who.replica) == who.incarnation else 401
 
     def nodes(self) -> dict[bytes, Any]:
         """Every admitted node by its key, online or not."""

@@ -36,7 +36,9 @@ class Attempts:
 
     def flat(self) -> list[int]:
         """Start, stop and count of every interval, in order."""
-        return [value for run in self for value in run]
+        flat = [0] * (3 * len(self._starts))
+        flat[::3], flat[1::3], flat[2::3] = self._starts, self._stops, self._counts
+        return flat
 
     def __iter__(self) -> Iterator[tuple[int, int, int]]:
         return zip(self._starts, self._stops, self._counts, strict=True)

@@ -1,7 +1,7 @@
 """A lease as the table knows it, and the memory of those that expired."""
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from pww.wire import Span
@@ -44,9 +44,10 @@ class Lapsed:
 
     __slots__ = ("_leases", "_starts")
 
-    def __init__(self) -> None:
-        self._leases: dict[int, Held] = {}
-        self._starts: list[tuple[int, int]] = []  # (first position, lease), sorted
+    def __init__(self, leases: Iterable[Held] = ()) -> None:
+        self._leases = {held.id: held for held in leases}
+        # (first position, lease), sorted
+        self._starts = sorted([(held.start, held.id) for held in self._leases.values()])
 
     def __iter__(self) -> Iterator[Held]:
         return iter(self._leases.values())

@@ -106,8 +106,7 @@ class TableState:
             table.committed_by = dict(dump["committed_by"])
             for *fields, promised_s in dump["leases"]:
                 table._hold(Held(*fields), promised_s, inf)
-            for fields in dump["lapsed"]:
-                table._lapsed.add(Held(*fields))
+            table._lapsed = Lapsed([Held(*fields) for fields in dump["lapsed"]])
         except (KeyError, TypeError, ValueError, LeaseError) as why:
             raise LeaseError(
                 f"no snapshot of a lease table ({why}); it is damaged or of another pww: replay "

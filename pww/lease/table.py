@@ -154,40 +154,35 @@ class LeaseTable(Transitions):
         if len(spans) > 1 and len({leased.lease for leased in spans}) != len(spans):
             raise LeaseError("a lease is named twice; name each once")
         for leased in spans:
-            lease = leased.lease
+            lease, span = leased.lease, leased.span
             held = self._leases.get(lease)
             if held is None:
                 held = self._lapsed.get(lease)
                 if held is not None:
                     events.append(Revived(lease, ttl_s))
-            self._check_named(held, leased, replica=replica)
+            if held is None or held.replica != replica:
+                raise LeaseError(
+                    f"lease {lease} is not {replica}'s: it expired and its blocks were leased "
+                    "again, or it was returned, stolen or committed; acquire again"
+                )
+            if held.start != span.start or held.stop != span.stop:
+                raise LeaseError(
+                    f"lease {lease} holds [{held.start}, {held.stop}), the delta names "
+                    f"[{span.start}, {span.stop}); train exactly what is leased"
+                )
+            if held.watermark != held.stop:
+                raise LeaseError(
+                    f"lease {lease} was taken ahead and its watermark is {held.watermark} of "
+                    f"[{held.start}, {held.stop}): work on it was never authorised; have the "
+                    "watermark raised before a phase starts"
+                )
+            if held.pinned:
+                raise LeaseError(
+                    f"lease {lease} belongs to delta {held.pinned}, which has no verdict yet; "
+                    "wait for it"
+                )
             events.append(Pinned(lease, delta))
         return tuple(events)
-
-    @staticmethod
-    def _check_named(held: Held | None, leased: Leased, *, replica: str) -> None:
-        span = leased.span
-        if held is None or held.replica != replica:
-            raise LeaseError(
-                f"lease {leased.lease} is not {replica}'s: it expired and its blocks were "
-                "leased again, or it was returned, stolen or committed; acquire again"
-            )
-        if held.start != span.start or held.stop != span.stop:
-            raise LeaseError(
-                f"lease {leased.lease} holds [{held.start}, {held.stop}), the delta names "
-                f"[{span.start}, {span.stop}); train exactly what is leased"
-            )
-        if held.watermark != held.stop:
-            raise LeaseError(
-                f"lease {leased.lease} was taken ahead and its watermark is {held.watermark} of "
-                f"[{held.start}, {held.stop}): work on it was never authorised; have the "
-                "watermark raised before a phase starts"
-            )
-        if held.pinned:
-            raise LeaseError(
-                f"lease {leased.lease} belongs to delta {held.pinned}, which has no "
-                "verdict yet; wait for it"
-            )
 
     def decide_commit(self, delta: str) -> tuple[Event, ...]:
         """Commits every lease that the delta pins."""
@@ -207,4 +202,7 @@ class LeaseTable(Transitions):
 
     def _pinned(self, delta: str) -> list[Held]:
         """In order of id, so that a table that was loaded from a snapshot decides the same."""
-        return [self._leases[lease] for lease in sorted(self._by_delta.get(delta, ()))]
+        leases = self._by_delta.get(delta, ())
+        if len(leases) == 1:
+            return [self._leases[leases[0]]]
+        return [self._leases[lease] for lease in sorted(leases)]

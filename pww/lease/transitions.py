@@ -65,7 +65,7 @@ class Transitions(TableState):
                     self.quarantined.add(event.start, event.stop)
                 case _:
                     assert_never(event)
-        except (LeaseError, KeyError, ValueError) as why:
+        except (LeaseError, KeyError, TypeError, ValueError) as why:
             raise LeaseError(
                 f"{event} does not follow from the table's state ({why}); the journal is damaged"
             ) from why

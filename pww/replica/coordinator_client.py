@@ -2,7 +2,8 @@
 
 A refusal of the central (4xx with a `Refusal` body) is final. A connection that fails, a 5xx, 408,
 425 or 429 may pass and is tried again. Anything else is not a pww central and says so at once,
-since waiting would not help.
+since waiting would not help. With a bundle every request goes under a session that its key opens;
+a 401 opens another one, once.
 """
 
 import threading
@@ -14,7 +15,11 @@ from pydantic import ValidationError
 from pww.clock import Clock
 from pww.config.schema import Transport
 from pww.errors import CentralError, Refused
+from pww.replica.opening import Opening
+from pww.transport.bundle import Bundle
 from pww.transport.retry import Retry, TryAgain, Uniform
+from pww.transport.site_key import Opened
+from pww.transport.tls import explain
 from pww.wire import (
     Acquire,
     Acquired,
@@ -30,6 +35,7 @@ from pww.wire import (
 )
 
 Reply = TypeVar("Reply", bound=Message)
+Call = Register | Acquire | Heartbeat | Release | Leave
 MAX_REPLY_BYTES = 1 << 20
 MAX_RETRY_AFTER_S = 60.0
 LEAVE_S = 3.0
@@ -49,8 +55,11 @@ class HttpCoordinator:
         stop: threading.Event,
         random: Uniform,
         deadline_s: float = 60.0,
+        bundle: Bundle | None = None,
     ) -> None:
         """`deadline_s` bounds every call but `register`, which waits for the central to come up.
+
+        Without a `bundle` no credentials are sent.
 
         Raises:
             CentralError: `url` is not an http(s) URL.
@@ -67,7 +76,10 @@ class HttpCoordinator:
         self._http = httpx.Client(
             timeout=httpx.Timeout(transport.timeout_s, connect=min(transport.timeout_s, 10.0)),
             trust_env=parsed.host not in LOOPBACK,
+            verify=True if bundle is None else bundle.tls,
         )
+        self._bundle = bundle
+        self._opening = None if bundle is None else Opening(bundle.key, clock=clock)
         self._retry = Retry(
             f"the central at {self._url}",
             first_s=transport.retry_first_s,
@@ -88,7 +100,7 @@ class HttpCoordinator:
         Raises:
             Refused: with the central's reason.
             Stopped: the stop was asked for while waiting.
-            CentralError: `url` answers, but is not a pww central.
+            CentralError: `url` answers, but is not a pww central, or not the bundle's.
         """
         return self._call("register", message, Registered, deadline_s=float("inf"))
 
@@ -119,7 +131,7 @@ class HttpCoordinator:
     def _call(
         self,
         name: str,
-        message: Message,
+        message: Call,
         reply: type[Reply],
         *,
         deadline_s: float,
@@ -127,13 +139,44 @@ class HttpCoordinator:
     ) -> Reply:
         body = message.model_dump_json().encode()
         return self._retry.run(
-            lambda: self._once(name, body, reply, timeout_s), what=name, deadline_s=deadline_s
+            lambda: self._once(name, message, body, reply, timeout_s),
+            what=name,
+            deadline_s=deadline_s,
         )
 
-    def _once(self, name: str, body: bytes, reply: type[Reply], timeout_s: float) -> Reply:
-        """One request. 0 for `timeout_s`: the client's own."""
+    def _once(
+        self, name: str, message: Call, body: bytes, reply: type[Reply], timeout_s: float
+    ) -> Reply:
+        """One request, under a session where there is a bundle. 0 for `timeout_s`: our own."""
+        if self._opening is None:
+            return self._ask(name, body, reply, timeout_s)
+
+        def post(opening: Message) -> Opened:
+            return self._ask("open", opening.model_dump_json().encode(), Opened, timeout_s)
+
+        header = self._opening.header(message, post)
+        try:
+            return self._ask(name, body, reply, timeout_s, authorization=header)
+        except Refused as fault:
+            if fault.code != "unauthorised":
+                raise
+        header = self._opening.header(message, post, refused=header)
+        return self._ask(name, body, reply, timeout_s, authorization=header)
+
+    def _ask(
+        self,
+        name: str,
+        body: bytes,
+        reply: type[Reply],
+        timeout_s: float,
+        *,
+        authorization: str = "",
+    ) -> Reply:
+        """One HTTP request and its answer."""
         timeout = httpx.Timeout(timeout_s) if timeout_s else self._http.timeout
         headers = {"content-type": "application/json", "accept-encoding": "identity"}
+        if authorization:
+            headers["authorization"] = authorization
         url = f"{self._url}/v1/{name}"
         try:
             with self._http.stream(
@@ -141,9 +184,14 @@ class HttpCoordinator:
             ) as response:
                 content = self._read(response, name)
         except httpx.TransportError as fault:
+            final = explain(fault, url=self._url)
+            if final is not None:
+                raise final from fault
             raise TryAgain(str(fault) or type(fault).__name__) from fault
         except httpx.DecodingError as fault:
             raise self._stranger(name, f"an unreadable body ({fault})") from fault
+        if self._bundle is not None:
+            self._bundle.key.theirs.measure(response.headers.get("date", ""))
         status = response.status_code
         if status == 503 or status in PASSING:
             raise TryAgain(f"HTTP {status}", after_s=_retry_after_s(response, content))
@@ -179,7 +227,7 @@ class HttpCoordinator:
 
 
 def _bad_url(url: str) -> str:
-    return f"central.url={url} is no http or https URL: give one like http://central.example:29510"
+    return f"central.url={url} is no http or https URL: give one like https://central.example:29510"
 
 
 def _shown(response: httpx.Response, content: bytes) -> str:

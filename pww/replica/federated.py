@@ -27,6 +27,9 @@ KEEP = 2
 REMEMBERED = 32
 SPEAK_FIRST_S, SPEAK_MAX_S = 10.0, 120.0
 READMIT_S = 5.0
+DOUBT_S = 60.0
+"""An instruction may have gone to a request that we gave up and the central served late: nobody
+would hand it out again."""
 
 
 class FederatedExchange:
@@ -132,6 +135,7 @@ class FederatedExchange:
         """Waits until an invitation is in hand, its theta on disk and its verdicts known."""
         start_s = self._clock.monotonic()
         speak_s, every_s = start_s + SPEAK_FIRST_S, SPEAK_FIRST_S
+        doubt_s = start_s + DOUBT_S
         while self._held is None:
             if self._stop.is_set():
                 raise Stopped(f"stopped while waiting for {what}; nothing durable was lost")
@@ -145,6 +149,9 @@ class FederatedExchange:
                 log.info("waiting for %s: %.0f s", what, now_s - start_s)
                 every_s = min(every_s * 2, SPEAK_MAX_S)
                 speak_s = now_s + every_s
+            if now_s >= doubt_s:
+                self._fleet.ask_again()
+                doubt_s = now_s + DOUBT_S
             self._clock.wait(self._stop, self._poll_s)
 
     def _next(self) -> Instruction | None:

@@ -10,6 +10,7 @@ from typing import Any
 import uvicorn
 
 from pww.errors import StateError
+from pww.transport.tls import ServerTls
 
 log = logging.getLogger(__name__)
 STARTUP_S = 20.0
@@ -18,12 +19,16 @@ STARTUP_S = 20.0
 class AsgiServer:
     """A listening port, then an app on it. `key` is the config key that sets the port."""
 
-    def __init__(self, *, host: str, port: int, key: str) -> None:
+    def __init__(self, *, host: str, port: int, key: str, tls: ServerTls | None = None) -> None:
         """Binds at once, so that a taken port ends the program before it has done anything.
 
+        Without `tls` it speaks plain HTTP.
+
         Raises:
-            StateError: the port is in use or the host is not one of this machine's.
+            StateError: the port is in use, the host is not one of this machine's, or the
+                certificate cannot be used.
         """
+        self._tls = None if tls is None else tls.context()
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._socket = socket.socket(family, socket.SOCK_STREAM)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -47,6 +52,8 @@ class AsgiServer:
             app, lifespan="off", access_log=False, log_level="warning", timeout_keep_alive=75,
             timeout_graceful_shutdown=3, ws="none", log_config=None,
         )  # fmt: skip
+        config.load()
+        config.ssl = self._tls  # uvicorn's own would take TLS settings of its choice
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(
             target=self._server.run, args=([self._socket],), daemon=True, name=name

@@ -9,11 +9,11 @@ from typing import Any
 
 import httpx
 import pytest
-from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_signature
 
 from pww.clock import ManualClock
 from pww.federation.signing import Signer
+from pww.transport.site_key import SiteKey
 
 
 class Central:
@@ -49,9 +49,9 @@ def test_a_wrong_clock_is_corrected_after_one_answer(
     ahead_s: float, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = ManualClock(1000.3)
-    signer = Signer(ec.generate_private_key(ec.SECP384R1()), clock=clock)
+    signer = Signer.new(clock=clock)
     central = Central(clock, ahead_s)
-    with caplog.at_level(logging.WARNING, "pww.federation.signing"):
+    with caplog.at_level(logging.WARNING, "pww.transport.their_clock"):
         for _ in range(5):
             central.call(signer)
             clock.advance(0.7)
@@ -68,7 +68,7 @@ def test_a_wrong_clock_is_corrected_after_one_answer(
 
 def test_a_clock_that_jumps_is_followed() -> None:
     clock = ManualClock(1000.0)
-    signer = Signer(ec.generate_private_key(ec.SECP384R1()), clock=clock)
+    signer = Signer.new(clock=clock)
     central = Central(clock, 0.0)
     central.call(signer)
     clock.jump_wall(500.0)
@@ -82,6 +82,21 @@ def test_a_clock_that_jumps_is_followed() -> None:
 @pytest.mark.parametrize("date", ["", "yesterday", "Mon, 99 Foo"])
 def test_an_answer_without_a_date_changes_nothing(date: str) -> None:
     clock = ManualClock(1000.0)
-    signer = Signer(ec.generate_private_key(ec.SECP384R1()), clock=clock)
-    signer._measure(date)
-    assert signer.offset_s == 0.0
+    key = SiteKey.new(clock=clock)
+    key.theirs.measure(date)
+    assert Signer(key).offset_s == 0.0
+
+
+def test_the_session_of_the_key_goes_with_every_call() -> None:
+    key = SiteKey.new(clock=ManualClock(1000.0))
+    seen = []
+
+    def answer(context: Any) -> httpx.Response:
+        seen.append(context.request.headers.get("authorization"))
+        return httpx.Response(200)
+
+    for authorization in ("", "Bearer x", "Bearer y"):
+        key.authorization = authorization
+        request = httpx.Request("POST", "http://x")
+        Signer(key).intercept(SimpleNamespace(request=request), answer)
+    assert seen == [None, "Bearer x", "Bearer y"]

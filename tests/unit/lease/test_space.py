@@ -127,3 +127,40 @@ def test_a_position_outside_is_refused(position: int) -> None:
 def test_a_span_outside_is_refused() -> None:
     with pytest.raises(LeaseError, match="position 39 is outside"):
         SPACE.num_span_windows(Span(38, 40))
+
+
+def test_published_vectors_of_each_epochs_order() -> None:
+    """From the permutation's published arithmetic, with the labels of the module's docstring."""
+    orders = [[SPACE.block(e * 13 + i) for i in range(13)] for e in range(3)]
+    assert orders == [
+        [1, 3, 11, 5, 12, 6, 0, 9, 8, 4, 2, 10, 7],
+        [10, 9, 4, 8, 6, 0, 2, 1, 5, 3, 12, 7, 11],
+        [0, 11, 6, 10, 3, 5, 4, 9, 7, 8, 2, 1, 12],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("position", "windows"),
+    [
+        (0, (12, 9, 15, 8, 11, 14, 13, 10)),
+        (14, (73, 76, 79, 75, 72, 77, 74, 78)),
+        (4, (102, 99, 96, 97, 98, 100, 101)),  # the corpus' short block, in each epoch
+        (23, (101, 100, 97, 102, 98, 99, 96)),
+        (38, (99, 100, 96, 98, 102, 97, 101)),
+    ],
+)
+def test_published_vectors_of_windows(position: int, windows: tuple[int, ...]) -> None:
+    assert SPACE.windows(position) == windows
+
+
+def test_published_vector_at_a_billion_blocks() -> None:
+    space = replace(SPACE, num_windows=8 * 10**9, seed=1234, epochs=4)
+    assert space.block(3_999_999_999) == 560_028_746
+    shuffled = (0, 5, 3, 2, 1, 4, 7, 6)
+    assert space.windows(3_999_999_999) == tuple(4_480_229_968 + i for i in shuffled)
+
+
+def test_published_vector_of_the_digest() -> None:
+    """SHA-256 of the lines `<field> <value>`, as any tool computes it."""
+    digest = "a669cbe7016d78fea8123f2ab97b6d9b3d7f3dd90092f1f0d34eb26f0797a14b"
+    assert SPACE.digest() == digest

@@ -34,3 +34,23 @@ def test_what_is_not_in_is_not_removed(span: Span) -> None:
     with pytest.raises(LeaseError, match="not in the set"):
         spans.remove(span.start, span.stop)
     assert list(spans) == [Span(4, 9)]
+
+
+@pytest.mark.parametrize(("start", "stop"), [(3, 3), (5, 4), (20, 20)])
+def test_an_empty_run_is_neither_added_nor_removed(start: int, stop: int) -> None:
+    spans = IntervalSet()
+    spans.add(0, 10)
+    spans.add(12, 20)
+    with pytest.raises(LeaseError, match="is empty or in the set already"):
+        spans.add(start, stop)
+    with pytest.raises(LeaseError, match="is empty or not in the set"):
+        spans.remove(start, stop)
+    assert not spans.covers(start, stop)
+    assert not spans.meets(start, stop)
+    assert spans.flat() == [0, 10, 12, 20]
+
+
+@pytest.mark.parametrize("bounds", [[0], [0, 0], [5, 3], [0, 4, 4, 8], [0, 4, 2, 8], [-1, 4]])
+def test_bounds_that_do_not_rise_are_no_set(bounds: list[int]) -> None:
+    with pytest.raises(LeaseError, match="interval bounds do not rise; the snapshot is damaged"):
+        IntervalSet.from_flat(bounds)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
+from lease_driver import D, Driver, E
 
 from pww.errors import LeaseError
 from pww.lease.events import (
@@ -15,39 +16,9 @@ from pww.lease.events import (
     Revived,
     Unpinned,
 )
-from pww.lease.table import Held, LeaseTable
+from pww.lease.held import Held
+from pww.lease.table import LeaseTable
 from pww.wire import Leased, Span
-
-D, E = "d" * 32, "e" * 32
-
-
-class Driver:
-    """Decide and apply in one go."""
-
-    def __init__(self, table: LeaseTable) -> None:
-        self.table = table
-        self.journal: list[Event] = []
-
-    def do(self, events: tuple[Event, ...], now_s: float = 0.0) -> tuple[Event, ...]:
-        for event in events:
-            self.table.apply(event, now_s)
-            self.journal.append(event)
-        self.table.verify()
-        return events
-
-    def grant(self, replica: str, blocks: int, *, ttl_s: float = 10.0, now_s: float = 0.0) -> Held:
-        (event,) = self.table.decide_grant(replica, num_blocks=blocks, ttl_s=ttl_s)
-        assert isinstance(event, Granted)
-        self.do((event,), now_s)
-        held = self.table.find(event.lease, replica=replica)
-        assert held is not None
-        return held
-
-    def pin(self, delta: str, *held: Held) -> tuple[Event, ...]:
-        spans = [Leased(lease=h.id, span=h.span) for h in held]
-        return self.do(
-            self.table.decide_pin(delta, replica=held[0].replica, spans=spans, ttl_s=10.0)
-        )
 
 
 @pytest.fixture
@@ -251,6 +222,65 @@ def test_verify_sees_each_law_broken() -> None:
     table._leased += 1
     with pytest.raises(LeaseError, match="accounting: leases hold 2, the table counts 3"):
         table.verify()
+    table = broken()
+    table.attempts.change(1, 3, by=1)
+    with pytest.raises(LeaseError, match=r"attempts: \[1, 3\) is counted though it is committed"):
+        table.verify()
+    table = broken()
+    table.unassigned.remove(5, 6)
+    table.quarantined.add(5, 6)
+    table.verify()
+    table.quarantined.add(3, 4)
+    with pytest.raises(LeaseError, match="position 3 is in lease 2 and in quarantined"):
+        table.verify()
+
+
+@pytest.mark.parametrize(
+    ("lease", "text"),
+    [
+        (Held(2, "s/a", 2, 4, 5), "authority: Held.*has a watermark outside"),
+        (Held(2, "s/a", 2, 4, 1), "authority: Held.*has a watermark outside"),
+        (Held(2, "s/a", 2, 4, 3, D), "authority: Held.*or a delta too early"),
+        (Held(7, "s/a", 2, 4, 4), "accounting: Held.* exists, the next lease is 3"),
+    ],
+)
+def test_verify_sees_a_lease_that_cannot_be(lease: Held, text: str) -> None:
+    driver = Driver(LeaseTable(10, epoch_positions=5))
+    driver.grant("s/a", 2)
+    driver.grant("s/a", 2)
+    driver.table._leases[2] = lease
+    with pytest.raises(LeaseError, match=text):
+        driver.table.verify()
+
+
+def test_verify_sees_a_lease_over_two_epochs(t: Driver) -> None:
+    t.table.apply(Granted(1, "s/a", 8, 12, 12, 1.0), 0.0)
+    with pytest.raises(LeaseError, match=r"epochs: Held.* straddles two of 10 positions"):
+        t.table.verify()
+    t.table.apply(Returned(1, "released"), 0.0)
+
+
+def test_verify_sees_a_memory_of_what_somebody_else_got(t: Driver) -> None:
+    held = t.grant("s/a", 4)
+    t.table._lapsed.add(held)
+    with pytest.raises(LeaseError, match=r"lapsed: Held.* is remembered though somebody got of it"):
+        t.table.verify()
+    t.table._lapsed.forget(0, 4)
+
+
+def test_expiry_is_looked_for_again_after_a_pin_ends(t: Driver) -> None:
+    pinned, other = t.grant("s/a", 1, ttl_s=5.0), t.grant("s/a", 1, ttl_s=90.0)
+    t.pin(D, pinned)
+    assert t.table.decide_expiry(50.0) == ()
+    t.do(t.table.decide_reject(D, keep=[pinned.id]))
+    assert t.do(t.table.decide_expiry(50.0)) == (Returned(pinned.id, "expired"),)
+    assert t.do(t.table.decide_expiry(90.0)) == (Returned(other.id, "expired"),)
+
+
+def test_a_delta_commits_in_order_of_leases_whatever_order_it_names(t: Driver) -> None:
+    a, b = t.grant("s/a", 1), t.grant("s/a", 1)
+    t.pin(D, b, a)
+    assert [event.lease for event in t.table.decide_commit(D)] == [a.id, b.id]  # type: ignore[union-attr]
 
 
 def test_size_follows_leases_not_positions() -> None:

@@ -296,3 +296,18 @@ def test_a_replica_that_was_refused_does_not_wait_for_ever(tmp_path: Path) -> No
     site.refusal = Refused("this central does not know you: start again", code="wrong_run")
     with pytest.raises(Refused, match="does not know you"):
         site.exchange.pull()
+
+
+def test_an_instruction_that_a_lost_request_took_is_asked_for_again_every_minute(
+    site: Site,
+) -> None:
+    asked: list[float] = []
+
+    def ask_again() -> None:
+        asked.append(site.clock.monotonic())
+        if len(asked) == 2:
+            site.fleet.coming.append(site.phase(0))
+
+    site.fleet.ask_again = ask_again  # type: ignore[method-assign]
+    assert site.exchange.pull().round == 0
+    assert asked == [60.0, 120.0], "not sooner: each time the central makes a new instruction"
