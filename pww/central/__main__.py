@@ -174,7 +174,7 @@ def _serve(config: Config, folder: Path, stop: threading.Event) -> None:
     coordinator = Coordinator(
         ledger, space, darl=config.darl, aggregator_port=aggregator_port.port, clock=clock,
         members=link, staleness_window=config.diloco.staleness_window,
-        limit_mb=config.transport.limit_mb,
+        limit_mb=config.transport.limit_mb, balanced=config.diloco.phase == "balanced",
     )  # fmt: skip
     aggregator = Aggregator(coordinator, folder=state, diloco=config.diloco, clock=clock)
     scheme = "http" if tls is None else "https"
@@ -189,8 +189,9 @@ def _serve(config: Config, folder: Path, stop: threading.Event) -> None:
             f"{space.num_positions} committed, theta in {paths.shown(aggregator.theta_path)}. "
             "Start a new one with run.name=…"
         )
+    app = coordinator_app(coordinator, door)
     try:
-        coordinator_port.start(coordinator_app(coordinator), name="coordinator")
+        coordinator_port.start(app, name="coordinator")
         with link.run():
             aggregator_port.start(link.app, name="aggregator")
             log.info(
@@ -206,6 +207,7 @@ def _serve(config: Config, folder: Path, stop: threading.Event) -> None:
     finally:
         coordinator_port.stop()
         aggregator_port.stop()
+        app.close()
         link.close()
         metrics.close()
         ledger.close()
