@@ -54,3 +54,10 @@ def test_an_empty_run_is_neither_added_nor_removed(start: int, stop: int) -> Non
 def test_bounds_that_do_not_rise_are_no_set(bounds: list[int]) -> None:
     with pytest.raises(LeaseError, match="interval bounds do not rise; the snapshot is damaged"):
         IntervalSet.from_flat(bounds)
+
+
+def test_what_is_removed_whole_leaves_no_empty_interval() -> None:
+    spans = IntervalSet.from_flat([0, 2, 4, 6, 8, 10])
+    for start in (4, 0, 8):
+        spans.remove(start, start + 2)
+    assert (list(spans), spans.total) == ([], 0)

@@ -127,6 +127,13 @@ def test_the_lease_that_finishes_last_is_stolen_from(t: Driver) -> None:
     assert steal(t, a=1.0, b=2.0)[0] == Returned(later.id, "stolen"), "and is no load any more"
 
 
+def test_what_is_delivered_delays_nobody(t: Driver) -> None:
+    a = t.grant("s/a", 20, ahead=True)
+    t.pin(D, t.grant("s/b", 30))
+    t.grant("s/b", 10, ahead=True)
+    assert steal(t, a=1.0, b=1.0)[0] == Shrunk(a.id, 10), "20 s against 10 s"
+
+
 def test_a_replica_of_unknown_speed_counts_as_the_slowest(t: Driver) -> None:
     a = t.grant("s/a", 10, ahead=True)
     b = t.grant("s/b", 11, ahead=True)

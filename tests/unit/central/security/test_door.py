@@ -2,10 +2,14 @@
 
 import base64
 import logging
+import sys
 from pathlib import Path
 
 import pytest
-from conftest import Gatehouse
+
+sys.path.insert(0, str(Path(__file__).parents[3] / "programs"))
+
+from gatehouse import Gatehouse
 
 from pww.central import credentials
 from pww.central.door import MAX_OPENINGS, TOKEN_S, WINDOW_S, Door, Identity
@@ -17,6 +21,11 @@ from pww.transport.site_key import Open, SiteKey, fingerprint, is_signed
 from pww.wire import Leave, Register, SpaceInfo
 
 LIFE, OTHER_LIFE = "1" * 32, "2" * 32
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Gatehouse:
+    return Gatehouse.build(tmp_path, ManualClock(1000.0))
 
 
 def opened(door: Door, house: Gatehouse, replica: str = "lumi/a", life: str = LIFE) -> str:
