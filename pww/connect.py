@@ -12,11 +12,12 @@ from pathlib import Path
 
 from pww.clock import Clock
 from pww.config import paths
-from pww.config.schema import Config
+from pww.config.schema import Config, Darl
 from pww.errors import TrainerError
 from pww.lease.space import BlockSpace
 from pww.replica.outbox import Entry
-from pww.replica.session import Claims, CoordinatorPort, Session
+from pww.replica.port import Claims, CoordinatorPort
+from pww.replica.session import Session
 from pww.transport.exchange import Exchange
 
 RECORDED = ("pww", "torch", "torchtitan", "tokenizers", "flwr")
@@ -78,6 +79,7 @@ def _session(
     config: Config,
     start: Start,
     *,
+    darl: Darl,
     node_key: str,
     clock: Clock,
     stop: threading.Event,
@@ -88,7 +90,7 @@ def _session(
         node_key=node_key,
         space=start.space,
         model=start.model,
-        darl=config.darl,
+        darl=darl,
         clock=clock,
         stop=stop,
         versions=versions(),
@@ -114,7 +116,10 @@ def _alone(config: Config, run: Path, start: Start, *, clock: Clock, stop: threa
         merger = Aggregator(books, folder=state, diloco=config.diloco, clock=clock)
         # The run folder is locked: an earlier process of this replica, however it ended, is dead.
         books.evict(config.replica_id)
-        session = _session(books, config, start, node_key="", clock=clock, stop=stop)
+        session = _session(
+            books, config, start, darl=config.darl.model_copy(update={"ahead": False}),
+            node_key="", clock=clock, stop=stop,
+        )  # fmt: skip
         session.register()
     except BaseException:
         ledger.close()
@@ -152,7 +157,13 @@ def _federated(
         config.central.url, config.transport, clock=clock, stop=stop, random=random, bundle=bundle
     )
     session = _session(
-        port, config, start, node_key=signer.public_pem.decode(), clock=clock, stop=stop
+        port,
+        config,
+        start,
+        darl=config.darl,
+        node_key=signer.public_pem.decode(),
+        clock=clock,
+        stop=stop,
     )
     try:
         registered = session.register()

@@ -165,6 +165,7 @@ def _train(
         report,
         plan=plan,
         ranks=ranks,
+        clock=clock,
     )
     report.close()
     if ranks.rank == 0:

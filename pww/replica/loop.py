@@ -6,6 +6,7 @@ a crash or a stop left without a verdict is delivered first: its id counts once,
 
 import logging
 
+from pww.clock import Clock
 from pww.errors import PayloadError, Stopped, TrainerError
 from pww.replica.outbox import Entry, Outbox
 from pww.replica.plan import PhasePlan
@@ -13,8 +14,8 @@ from pww.replica.report import Report
 from pww.replica.session import Session
 from pww.trainer.api import Trainer
 from pww.trainer.ranks import Ranks
-from pww.transport.exchange import Exchange
-from pww.wire import Verdict
+from pww.transport.exchange import Exchange, Theta
+from pww.wire import Lease, Verdict
 
 log = logging.getLogger(__name__)
 MAX_NOT_FINITE = 3
@@ -32,6 +33,7 @@ def run(
     *,
     plan: PhasePlan,
     ranks: Ranks,
+    clock: Clock,
 ) -> None:
     """Trains until every block is committed. `session` and `exchange` are used on rank 0 only.
 
@@ -45,11 +47,13 @@ def run(
     if outbox.last is not None and not outbox.last.offer.finite:
         trainer.reset_inner()  # the state that was saved beside it is not finite either
     while lease := ranks.share(lambda: session.acquire(plan.num_blocks)):
-        theta = ranks.share(lambda: exchange.pull(session.round))
+        theta = ranks.share(lambda: _pull(session, exchange, lease))
+        if theta is None:
+            continue
         trainer.load(theta.path)
         held_out = report.evaluate(theta, trainer)
         start, end = plan.progress(lease, theta)
-        until = _Until(ranks, session, lease.id)
+        until = _Until(ranks, session, lease.id, clock=clock)
         result = trainer.run(
             plan.windows(lease),
             progress=start,
@@ -59,6 +63,7 @@ def run(
         )
         if until.lost:
             log.warning("lease %d was lost: its phase is dropped", lease.id)
+            ranks.local(lambda: session.settle(lease.id))
             continue
         if result.stopped:
             raise Stopped(f"stopped after {result.steps} steps of a phase, which is not delivered")
@@ -74,21 +79,57 @@ def run(
     report.finish(ranks.share(lambda: exchange.pull(session.round)), trainer)
 
 
-class _Until:
-    """Ends a phase before its last step: somebody asked to stop, or the lease was taken back."""
+def _pull(session: Session, exchange: Exchange, lease: Lease) -> Theta | None:
+    """The newest theta; None if the lease was lost while waiting for it."""
+    theta = exchange.pull(session.round)
+    if session.holds(lease.id):
+        return theta
+    log.warning("lease %d was lost before its phase began", lease.id)
+    session.settle(lease.id)
+    return None
 
-    def __init__(self, ranks: Ranks, session: Session, lease: int) -> None:
-        self._ranks, self._session, self._lease = ranks, session, lease
+
+GO, PAUSE, STOP, LOST = range(4)
+"""What a rank says of the phase; the largest of all ranks holds."""
+PAUSE_S = 1.0
+
+
+class _Until:
+    """Ends a phase before its last step: somebody asked to stop, or the lease was taken back.
+
+    While the lease may have expired without our knowing, it holds the phase: another replica may be
+    given its blocks by now.
+    """
+
+    def __init__(self, ranks: Ranks, session: Session, lease: int, *, clock: Clock) -> None:
+        self._ranks, self._session, self._lease, self._clock = ranks, session, lease, clock
         self.lost = False
 
     def agreed(self) -> bool:
         """Collective: the same answer on every rank."""
-        mine = int(self._ranks.asked.is_set())
-        if self._ranks.rank == 0 and not self._session.holds(self._lease):
-            mine = 2
-        agreed = self._ranks.most(mine)
-        self.lost = agreed == 2
-        return agreed > 0
+        held = False
+        while (agreed := self._ranks.most(self._mine())) == PAUSE:
+            if not held and self._ranks.rank == 0:
+                log.warning(
+                    "lease %d may have expired, the central has not answered for so long: the "
+                    "phase is held until it does", self._lease,
+                )  # fmt: skip
+            held = True
+            self._clock.wait(self._ranks.asked, PAUSE_S)
+        if held and agreed == GO and self._ranks.rank == 0:
+            log.info("lease %d is still ours: the phase goes on", self._lease)
+        self.lost = agreed == LOST
+        return agreed >= STOP
+
+    def _mine(self) -> int:
+        mine = STOP if self._ranks.asked.is_set() else GO
+        if self._ranks.rank == 0:
+            match self._session.standing(self._lease):
+                case "lost":
+                    mine = LOST
+                case "pause":
+                    mine = max(mine, PAUSE)
+        return mine
 
 
 class _Streak:

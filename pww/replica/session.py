@@ -1,37 +1,36 @@
 """One replica's side of the lease protocol: registered, renewed in the background, told the truth.
 
 A thread sends a heartbeat every `heartbeat_s` that renews the held leases; its answer is an order:
-a lease that it calls invalid is lost for good. While the central is away the session says so, keeps
-its leases and goes on asking. TTLs come from this process' own measurements.
+a lease that it calls invalid is lost for good. The same thread leases the span of the next phase
+while one runs, and has it started towards the end, so that no phase begins with a wait. While the
+central is away the session says so, keeps its leases and goes on asking; a lease that may have
+expired meanwhile is not drawn from. TTLs come from this process' own measurements.
 """
 
 import logging
 import secrets
 import threading
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from pww.clock import Clock
 from pww.config.schema import Darl
 from pww.errors import PwwError, Refused, Stopped, Unreachable
 from pww.lease.policy import lease_ttl_s
 from pww.lease.space import BlockSpace
+from pww.replica.holdings import Holdings, Standing
+from pww.replica.port import Claims, CoordinatorPort, Thread, say_goodbye, start_thread
+from pww.replica.turns import NONE, Ask, Turns
 from pww.wire import (
     Acquire,
-    Acquired,
-    Done,
     Exhausted,
     Granted,
     Heartbeat,
-    Instruction,
     Lease,
     Leave,
     Register,
     Registered,
-    Release,
-    Renewal,
     Wait,
 )
 
@@ -41,38 +40,6 @@ T = TypeVar("T")
 SAY_EVERY_S = 10.0
 LEAVE_S = 2.0
 """A goodbye takes no longer than this."""
-
-
-class CoordinatorPort(Protocol):
-    """The five calls: in process (`central.coordinator`) or over HTTP; both may be repeated.
-
-    They raise `Refused`, or `Unreachable` when there was no answer within the port's own deadline.
-    """
-
-    def register(self, message: Register, /) -> Registered:
-        """First message of a process."""
-
-    def acquire(self, message: Acquire, /) -> Acquired:
-        """Asks for one span."""
-
-    def heartbeat(self, message: Heartbeat, /) -> Instruction:
-        """I live; renew these."""
-
-    def release(self, message: Release, /) -> Done:
-        """Takes leases back uncommitted."""
-
-    def leave(self, message: Leave, /) -> Done:
-        """Goodbye."""
-
-
-@dataclass(frozen=True, slots=True)
-class Claims:
-    """What the checkpoint of an earlier process of this replica holds; nothing on a first start."""
-
-    run: str = ""
-    last_round: int = 0
-    leases: tuple[int, ...] = ()
-    deltas: tuple[str, ...] = ()  # in the outbox, without a verdict
 
 
 class Session:
@@ -92,30 +59,26 @@ class Session:
         versions: Mapping[str, str],
         claims: Claims = Claims(),
         new_token: Callable[[], str] = partial(secrets.token_hex, 16),
+        spawn: Callable[[Callable[[], None]], Thread] = start_thread,
     ) -> None:
         self._port, self._clock, self._stop, self._token = port, clock, stop, new_token
+        self._spawn = spawn
         self._darl, self._replica = darl, replica
         self.incarnation = new_token()
         self._first = Register(
-            replica=replica,
-            incarnation=self.incarnation,
-            node_key=node_key,
-            run=claims.run,
-            space=space.info(),
-            model=model,
-            last_round=claims.last_round,
-            leases=claims.leases,
-            deltas=claims.deltas,
-            versions=dict(versions),
-        )
+            replica=replica, incarnation=self.incarnation, node_key=node_key, run=claims.run,
+            space=space.info(), model=model, last_round=claims.last_round, leases=claims.leases,
+            deltas=claims.deltas, versions=dict(versions),
+        )  # fmt: skip
         self._lock = threading.Lock()
         self._registered: Registered | None = None
-        self._held: dict[int, None] = {}  # lease ids, oldest first
+        self._held = Holdings()
+        self._turns = Turns()
         self._refused: Refused | None = None
         self._round = claims.last_round
         self._phase_s = self._rtt_s = self._windows_per_s = 0.0
         self._over = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._thread: Thread | None = None
 
     @property
     def run(self) -> str:
@@ -141,6 +104,7 @@ class Session:
         """
         waited = False
         while True:
+            asked_s = self._clock.monotonic()
             try:
                 reply = self._ask(lambda: self._port.register(self._first))
                 break
@@ -155,9 +119,9 @@ class Session:
         with self._lock:
             self._registered = reply
             self._round = max(self._round, reply.round)
-            self._held.update((lease.id, None) for lease in reply.leases)
-        self._thread = threading.Thread(target=self._beat_on, daemon=True, name="heartbeat")
-        self._thread.start()
+            for lease in reply.leases:
+                self._held.take(lease, asked_s=asked_s)
+        self._thread = self._spawn(self._beat_on)
         return reply
 
     def reregister(self) -> Registered:
@@ -168,52 +132,46 @@ class Session:
             Stopped: a stop was asked for meanwhile.
         """
         with self._lock:
-            update = {
-                "run": self.run,
-                "last_round": self._round,
-                "leases": tuple(self._held),
-            }
+            held = tuple(self._held)
+            update = {"run": self.run, "last_round": self._round, "leases": held}
         message = self._first.model_copy(update=update)
         return self._ask(lambda: self._port.register(message))
 
     def acquire(self, num_blocks: int) -> Lease | None:
-        """The next span, None when every block of the corpus is committed; waits visibly.
+        """The span of the next phase, started; None when every block is in. Waits visibly.
 
-        Afterwards `round` is the newest one; with the answer None it is the last one of the run.
+        Mostly it was leased while the phase before ran. Afterwards `round` is the newest one; with
+        the answer None it is the last one of the run.
 
         Raises:
             Refused: the central does not know this process any more.
             Stopped: a stop was asked for meanwhile.
         """
-        asked_s = said_s = self._clock.monotonic()
+        began_s = said_s = self._clock.monotonic()
         while True:
             self.check()
-            with self._lock:
-                ttl_s = self._ttl_s()
-            request = Acquire(
-                replica=self._replica,
-                incarnation=self.incarnation,
-                key=self._token(),
-                num_blocks=num_blocks,
-                ttl_s=ttl_s,
-            )
-            reply = self._ask(partial(self._port.acquire, request))
-            with self._lock:
-                self._round = max(self._round, reply.round)
-                if isinstance(reply.answer, Granted):
-                    self._held[reply.answer.lease.id] = None
-            match reply.answer:
+            lease = self._start_ahead()
+            if lease is not None:
+                return self._begin(lease, num_blocks)
+            ask = Ask(num_blocks, self._token(), self._clock.monotonic())
+            answer = self._acquire(ask)
+            match answer:
                 case Granted():
-                    return reply.answer.lease
+                    return self._begin(answer.lease, num_blocks)
                 case Exhausted():
+                    if answer.num_quarantined:
+                        log.warning(
+                            "%d blocks were set aside after too many attempts: %s",
+                            answer.num_quarantined, ", ".join(map(str, answer.quarantined)),
+                        )  # fmt: skip
                     return None
                 case Wait(retry_after_s=wait_s):
                     now_s = self._clock.monotonic()
-                    if said_s == asked_s or now_s - said_s >= SAY_EVERY_S:
+                    if said_s == began_s or now_s - said_s >= SAY_EVERY_S:
                         said_s = now_s
                         log.info(
                             "no block is free: the rest is at other replicas; waiting for %.0f s",
-                            now_s - asked_s,
+                            now_s - began_s,
                         )
                     self._wait(wait_s)
 
@@ -232,10 +190,16 @@ class Session:
         with self._lock:
             return lease in self._held
 
+    def standing(self, lease: int) -> Standing:
+        """Whether the phase may draw windows of the lease now; `pause`: ask again soon."""
+        with self._lock:
+            return self._held.standing(lease, self._clock.monotonic())
+
     def settle(self, lease: int) -> None:
         """The lease's delta has its verdict: it is not renewed any more."""
         with self._lock:
-            self._held.pop(lease, None)
+            self._held.drop(lease)
+            self._turns.end(lease)
 
     def measured(self, *, phase_s: float, windows_per_s: float) -> None:
         """What the last phase took; TTLs and the central's view follow it."""
@@ -245,19 +209,12 @@ class Session:
     def beat(self) -> None:
         """Sends one heartbeat and obeys its answer; what keeps it from arriving is logged."""
         with self._lock:
-            ttl_s = self._ttl_s()
-            message = Heartbeat(
-                replica=self._replica,
-                incarnation=self.incarnation,
-                leases=tuple(Renewal(id=lease, ttl_s=ttl_s) for lease in self._held),
-                windows_per_s=self._windows_per_s,
-            )
-        sent_s = self._clock.monotonic()
+            soon_s = 2 * self._darl.heartbeat_s
+            due = self._turns.due(self._clock.monotonic(), phase_s=self._phase_s, soon_s=soon_s)
         try:
-            order = self._port.heartbeat(message)
+            self._renew(start=due)
         except Unreachable as why:
             log.warning("heartbeat not delivered: %s", why)
-            return
         except Refused as why:
             if self._over.is_set():
                 return  # the goodbye was faster
@@ -265,17 +222,6 @@ class Session:
             with self._lock:
                 self._refused = why
                 self._held.clear()
-            return
-        with self._lock:
-            took_s = self._clock.monotonic() - sent_s
-            if took_s <= self._darl.heartbeat_s:  # the port repeats: more is an outage
-                self._rtt_s = took_s
-            self._round = max(self._round, order.round)
-            for state in order.leases:
-                # one that is not held was settled while the heartbeat was on its way
-                if not state.valid and state.id in self._held:
-                    del self._held[state.id]
-                    log.debug("lease %d is over: merged with its delta, or returned", state.id)
 
     def leave(self, keep: Collection[int] = ()) -> None:
         """Says goodbye within two seconds or not at all; leases in `keep` are not given back."""
@@ -283,17 +229,7 @@ class Session:
         if self._registered is None:
             return
         message = Leave(replica=self._replica, incarnation=self.incarnation, keep=tuple(keep))
-        thread = threading.Thread(target=self._say_goodbye, args=(message,), daemon=True)
-        thread.start()
-        thread.join(LEAVE_S)
-        if thread.is_alive():
-            log.warning("the central does not answer the goodbye; leases return when they expire")
-
-    def _say_goodbye(self, message: Leave) -> None:
-        try:
-            self._port.leave(message)
-        except PwwError as why:
-            log.warning("goodbye not delivered: %s; leases return when they expire", why)
+        say_goodbye(self._port, message, within_s=LEAVE_S)
 
     def _beat_on(self) -> None:
         """The heartbeat thread; only a refusal, a stop or `leave` ends it."""
@@ -301,6 +237,7 @@ class Session:
         while not self._clock.wait(self._over, self._registered.heartbeat_s):
             try:
                 self.beat()
+                self._take_ahead()
             except Stopped:
                 return
             except PwwError as why:
@@ -309,6 +246,86 @@ class Session:
                 log.exception("heartbeat failed; the next one follows")
             if self._refused is not None:
                 return
+
+    # ----------------------------------------------------------------------------------- leases
+
+    def _begin(self, lease: Lease, num_blocks: int) -> Lease:
+        """Notes that a phase over the lease begins now."""
+        with self._lock:
+            now_s = self._clock.monotonic()
+            self._turns.begin(lease.id, num_blocks=num_blocks, now_s=now_s)
+        return lease
+
+    def _acquire(self, ask: Ask, *, ahead: bool = False) -> Granted | Wait | Exhausted:
+        """One request; unless it is for the phase ahead, it is repeated until it is answered."""
+        with self._lock:
+            ttl_s = self._ttl_s()
+        request = Acquire(
+            replica=self._replica, incarnation=self.incarnation, key=ask.key,
+            num_blocks=ask.num_blocks, ttl_s=ttl_s, ahead=ahead,
+        )  # fmt: skip
+        call = partial(self._port.acquire, request)
+        reply = call() if ahead else self._ask(call)
+        with self._lock:
+            self._round = max(self._round, reply.round)
+            if isinstance(reply.answer, Granted):
+                self._held.take(reply.answer.lease, asked_s=ask.first_s)
+        return reply.answer
+
+    def _take_ahead(self) -> None:
+        """Leases the next phase's span while one runs, if there is one."""
+        with self._lock:
+            ask = self._turns.wanted() if self._darl.ahead else None
+            if ask is None:
+                return
+            if not ask.key:  # the same key and time until there is an answer
+                ask.key, ask.first_s = self._token(), self._clock.monotonic()
+        try:
+            answer = self._acquire(ask, ahead=True)
+        except Unreachable as why:
+            log.debug("no span ahead yet: %s", why)
+            return
+        with self._lock:
+            granted = answer.lease.id if isinstance(answer, Granted) else NONE
+            self._turns.answered(ask, lease=granted)
+
+    def _start_ahead(self) -> Lease | None:
+        """The span that was leased ahead, as much of it as is left, started; None: there is none.
+
+        Raises:
+            Refused, Stopped: as `acquire`.
+        """
+        asked = False
+        while True:
+            with self._lock:
+                lease = self._held.get(self._turns.ahead)
+                if lease is None:
+                    self._turns.ahead = NONE
+                    return None
+                if self._held.standing(lease.id, self._clock.monotonic()) == "draw":
+                    return lease
+            if asked:  # the answer came after the lease's end
+                self._wait(self._darl.heartbeat_s)
+            self._ask(partial(self._renew, start=lease.id))
+            asked = True
+
+    def _renew(self, *, start: int) -> None:
+        """One heartbeat, and what its answer orders."""
+        with self._lock:
+            asked = self._held.renewals(ttl_s=self._ttl_s(), start=start)
+            message = Heartbeat(
+                replica=self._replica, incarnation=self.incarnation, leases=asked,
+                windows_per_s=self._windows_per_s,
+            )  # fmt: skip
+        sent_s = self._clock.monotonic()
+        order = self._port.heartbeat(message)
+        with self._lock:
+            took_s = self._clock.monotonic() - sent_s
+            if took_s <= self._darl.heartbeat_s:  # the port repeats: more is an outage
+                self._rtt_s = took_s
+            self._round = max(self._round, order.round)
+            for lease in self._held.obey(order, asked, asked_s=sent_s):
+                log.debug("lease %d is over: merged with its delta, or returned", lease)
 
     def _ask(self, call: Callable[[], T]) -> T:
         """Repeats one call, with the same key, until the central answers."""

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 
 from pww.central.audit import merged_deltas
-from pww.clock import ManualClock, SystemClock
+from pww.clock import Clock, ManualClock, SystemClock
 from pww.codec import get_codec
 from pww.config.load import compose
 from pww.config.schema import Config
@@ -186,12 +186,12 @@ class Lone:
             every_rounds=every_rounds, clock=self.trainer.clock,
         )  # fmt: skip
 
-    def train(self) -> None:
+    def train(self, *, clock: Clock = SystemClock()) -> None:
         """THE loop, to its end; lets go of everything, whatever happens."""
         try:
             loop.run(
                 self.ends.session, self.exchange, self.trainer, self.outbox, self.report,
-                plan=self.plan, ranks=self.ranks,
+                plan=self.plan, ranks=self.ranks, clock=clock,
             )  # fmt: skip
         finally:
             self.close()

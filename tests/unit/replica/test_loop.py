@@ -399,3 +399,107 @@ def test_a_damaged_delta_says_how_to_go_on(run, ranks) -> None:
     shutil.rmtree(run / "checkpoints" / "phase-000000")
     Lone(run, ranks).train()
     check_exactly_once(run)
+
+
+class Held:
+    """Time for a loop that waits: every pause is noted, and may change what the session knows."""
+
+    def __init__(self, *then) -> None:
+        self.pauses: list[float] = []
+        self._then = list(then)
+
+    def monotonic(self) -> float:
+        return 0.0
+
+    def wall(self) -> float:
+        return 0.0
+
+    def wait(self, event, timeout_s: float) -> bool:
+        self.pauses.append(timeout_s)
+        self._then.pop(0)()
+        return event.is_set()
+
+
+def test_a_phase_is_held_while_its_lease_may_have_expired(run, ranks, caplog) -> None:
+    lone = Lone(run, ranks)
+    session = lone.ends.session
+    trainer = lone.trainer
+    real, drawn = session.standing, []
+
+    def doubtful() -> None:
+        if trainer.step == 3:
+            session.standing = lambda lease: "pause"
+
+    def nothing() -> None:
+        drawn.append(trainer.step)
+
+    def known() -> None:
+        drawn.append(trainer.step)
+        session.standing = real
+
+    trainer.on_batch = doubtful
+    held = Held(nothing, nothing, known)
+    with caplog.at_level("INFO"):
+        lone.train(clock=held)
+    assert drawn == [3, 3, 3], "no step was made meanwhile"
+    assert held.pauses == [1.0, 1.0, 1.0]
+    assert caplog.text.count("may have expired, the central has not answered for so long") == 1
+    assert "is still ours: the phase goes on" in caplog.text
+    check_exactly_once(run)
+
+
+def test_a_held_phase_whose_lease_is_lost_is_dropped(run, ranks) -> None:
+    lone = Lone(run, ranks)
+    session, trainer = lone.ends.session, lone.trainer
+    real = session.standing
+
+    def doubtful() -> None:
+        if trainer.step == 3:
+            session.standing = lambda lease: "pause"
+
+    def lost() -> None:
+        session.standing = real
+        books = session._port
+        (lease,) = list(session._held)
+        books.release(Release(replica="local/a", incarnation=session.incarnation, leases=(lease,)))
+        session.beat()
+
+    trainer.on_batch = doubtful
+    lone.train(clock=Held(lost))
+    check_exactly_once(run)
+
+
+def test_a_held_phase_can_be_stopped(run, ranks) -> None:
+    lone = Lone(run, ranks)
+    session, trainer = lone.ends.session, lone.trainer
+
+    def doubtful() -> None:
+        if trainer.step == 3:
+            session.standing = lambda lease: "pause"
+
+    trainer.on_batch = doubtful
+    with pytest.raises(Stopped, match="stopped after 1 steps of a phase"):
+        lone.train(clock=Held(ranks.asked.set))
+
+
+def test_a_lease_lost_while_theta_was_waited_for_is_not_trained(run, ranks, caplog) -> None:
+    lone = Lone(run, ranks)
+    session, exchange = lone.ends.session, lone.exchange
+    real, pulls = exchange.pull, []
+
+    def pull(newest: int = 0):
+        pulls.append(newest)
+        if len(pulls) == 2:
+            (lease,) = list(session._held)
+            session._port.release(
+                Release(replica="local/a", incarnation=session.incarnation, leases=(lease,))
+            )
+            session.beat()
+        return real(newest)
+
+    exchange.pull = pull
+    lone.train()
+    assert "was lost before its phase began" in caplog.text
+    assert lone.trainer.phases == 6
+    assert all(end <= 1.0 for _, end in lone.trainer.spans)
+    check_exactly_once(run)

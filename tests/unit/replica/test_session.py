@@ -127,7 +127,7 @@ class World:
     def __init__(self, folder: Path) -> None:
         self.stop = threading.Event()
         self.clock = SiteClock(self.stop)
-        self.folder = folder
+        self.folder, self.darl = folder, DARL
         self.sessions: list[Session] = []
         self.open()
         self.books.seed(generation="g0", state_hash="0" * 64)
@@ -169,7 +169,7 @@ class World:
     ) -> tuple[Session, Wire]:
         wire = Wire(self.books)
         session = Session(
-            wire, replica=replica, node_key=KEY, space=SPACE, model=model, darl=DARL,
+            wire, replica=replica, node_key=KEY, space=SPACE, model=model, darl=self.darl,
             clock=self.clock, stop=self.stop, versions={"torch": "2.13"}, claims=claims,
         )  # fmt: skip
         self.sessions.append(session)
@@ -529,3 +529,153 @@ def test_a_heartbeat_after_the_goodbye_is_no_alarm(world: World, caplog) -> None
     session.leave()
     session.beat()
     assert "refuses" not in caplog.text
+
+
+# ---------------------------------------------------------------------------- the span ahead
+
+
+@pytest.fixture
+def eager(world: World, monkeypatch) -> tuple[Session, Wire]:
+    """A session that leases ahead; its heartbeat thread's work is done by `turn`."""
+    monkeypatch.setattr(world, "darl", DARL.model_copy(update={"ahead": True}))
+    return world.joined()
+
+
+def turn(session: Session) -> None:
+    """What the heartbeat thread does every few seconds."""
+    session.beat()
+    session._take_ahead()
+
+
+def test_the_next_span_is_leased_while_a_phase_runs(world: World, eager) -> None:
+    session, wire = eager
+    turn(session)
+    assert wire.of(Acquire) == [], "no phase runs"
+    first = session.acquire(4)
+    turn(session)
+    turn(session)
+    asked = wire.of(Acquire)
+    assert [(a.ahead, a.num_blocks) for a in asked] == [(False, 4), (True, 4)]
+    assert world.books.status()["coverage"]["leased"] == 8
+    session.measured(phase_s=20.0, windows_per_s=1.0)
+    world.clock.advance(13.0)
+    turn(session)
+    assert [state["watermark"] for state in leases_of(world)] == [4, 4], "6 s before the end"
+    world.clock.advance(1.5)
+    turn(session)
+    assert [state["watermark"] for state in leases_of(world)] == [4, 8]
+    world.merge(session, first, number=1)
+    session.settle(first.id)
+    sent = len(wire.sent)
+    second = session.acquire(4)
+    assert (second.span.start, second.span.stop, second.watermark) == (4, 8, 8)
+    assert len(wire.sent) == sent, "no phase starts with a wait"
+    turn(session)
+    assert wire.of(Acquire)[-1].ahead
+    assert len(wire.of(Acquire)) == 3
+
+
+def leases_of(world: World) -> list:
+    return world.books.status()["members"][0]["leases"]
+
+
+def test_a_span_that_was_not_started_in_time_costs_one_heartbeat(world: World, eager) -> None:
+    session, wire = eager
+    session.acquire(4)
+    turn(session)
+    sent = len(wire.sent)
+    lease = session.acquire(4)
+    assert [type(m) for m in wire.sent[sent:]] == [Heartbeat]
+    assert lease.watermark == lease.span.stop == 8
+    assert session.standing(lease.id) == "draw"
+
+
+def test_what_another_took_of_it_is_not_trained(world: World, eager) -> None:
+    session, _ = eager
+    session.acquire(12)
+    turn(session)
+    thief, _ = world.joined("s/b")
+    stolen = thief.acquire(3)
+    assert (stolen.span.start, stolen.span.stop) == (17, 20)
+    lease = session.acquire(12)
+    assert (lease.span.start, lease.span.stop, lease.watermark) == (12, 17, 17)
+
+
+def test_when_all_of_it_was_taken_another_is_asked_for(world: World, eager) -> None:
+    session, _ = eager
+    first = session.acquire(12)
+    turn(session)
+    thief, _ = world.joined("s/b")
+    assert len(thief.acquire(8).span) == 8
+    world.merge(session, first, number=1)
+    session.settle(first.id)
+    world.clock.on_wait = lambda: thief.leave()
+    assert session.acquire(3).span.start == 12
+
+
+def test_a_lost_reply_to_a_request_ahead_leases_once(world: World, eager) -> None:
+    session, wire = eager
+    session.acquire(4)
+    session.beat()
+    wire.lose_replies = 1
+    session._take_ahead()
+    session._take_ahead()
+    keys = [message.key for message in wire.of(Acquire)]
+    assert len(keys) == 3
+    assert keys[1] == keys[2]
+    assert world.books.status()["coverage"]["leased"] == 8
+
+
+def test_nothing_is_asked_for_ahead_twice_when_nothing_is_left(world: World, eager) -> None:
+    session, wire = eager
+    session.acquire(20)
+    for _ in range(3):
+        turn(session)
+    assert len(wire.of(Acquire)) == 2
+
+
+def test_a_lease_is_not_drawn_from_when_it_may_have_expired(world: World) -> None:
+    session, wire = world.joined()
+    lease = session.acquire(3)
+    assert session.standing(lease.id) == "draw"
+    world.clock.advance(20.0)
+    wire.lose_replies = 1
+    session.beat()  # the central heard it, we did not hear the central
+    world.clock.advance(10.0)
+    assert session.standing(lease.id) == "pause"
+    session.beat()
+    assert session.standing(lease.id) == "draw"
+    world.clock.advance(40.0)
+    other, _ = world.joined("s/b")
+    assert other.acquire(3).span == lease.span
+    assert session.standing(lease.id) == "pause"
+    session.beat()
+    assert session.standing(lease.id) == "lost"
+
+
+def test_the_time_of_a_repeated_request_runs_from_its_first_sending(world: World) -> None:
+    session, wire = world.joined()
+    wire.lose_replies = 3  # each followed by a wait of one heartbeat interval
+    lease = session.acquire(3)
+    world.clock.advance(DARL.ttl_floor_s - 3 * DARL.heartbeat_s - 0.1)
+    assert session.standing(lease.id) == "draw"
+    world.clock.advance(0.1)
+    assert session.standing(lease.id) == "pause"
+
+
+def test_blocks_that_were_set_aside_are_named_at_the_end(world: World, caplog) -> None:
+    world.ledger.close()
+    world.ledger = Ledger(world.folder / "ledger.sqlite")
+    world.books = Coordinator(
+        world.ledger, SPACE, darl=DARL.model_copy(update={"max_attempts": 1}), aggregator_port=1,
+        clock=world.clock,
+    )  # fmt: skip
+    poisoned, _ = world.joined("s/poisoned")
+    poisoned.acquire(2)
+    world.clock.advance(40.0)
+    session, _ = world.joined()
+    world.merge(session, session.acquire(20), number=1)
+    with caplog.at_level(logging.WARNING):
+        assert session.acquire(1) is None
+    blocks = ", ".join(str(SPACE.block(p)) for p in range(2))
+    assert f"2 blocks were set aside after too many attempts: {blocks}" in caplog.text
