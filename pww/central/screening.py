@@ -113,7 +113,7 @@ class Pieces:
             yield self.reader.decode(parts, self.reader.shapes[name]).reshape(-1)
             return
         size = math.prod(self.reader.shapes[name])
-        for start in range(0, size, PIECE):
+        for start in range(0, max(size, 1), PIECE):  # an empty tensor is one empty piece
             here = min(PIECE, size - start)
             parts = {part: buffer[:here] for part, buffer in self._buffers.items()}
             self.reader.fill(parts, name, start=start)

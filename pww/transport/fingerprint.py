@@ -46,7 +46,7 @@ def fingerprint(path: Path) -> str:
     with TensorReader(path) as reader:
         for name in reader.names:
             size = reader.size(name)
-            for start in range(0, size, PIECE):
+            for start in range(0, max(size, 1), PIECE):  # an empty tensor is one empty piece
                 piece = buffer[: min(PIECE, size - start)]
                 reader.read(name, piece, start=start)
                 seen.add(piece)
