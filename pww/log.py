@@ -86,14 +86,18 @@ class JsonLines:
         self._file.close()
 
 
-def read_json_lines(path: Path) -> list[dict[str, object]]:
+def read_json_lines(path: Path, *, last_bytes: int | None = None) -> list[dict[str, object]]:
     """Every whole row of a file that `JsonLines` wrote; [] when there is none; torn lines are left
-    out.
+    out. With `last_bytes` only the rows in that many bytes at its end.
     """
     if not path.exists():
         return []
     rows = []
-    for line in path.read_bytes().splitlines():
+    with path.open("rb") as file:
+        skip = 0 if last_bytes is None else max(0, path.stat().st_size - last_bytes)
+        file.seek(skip)
+        lines = file.read().splitlines()
+    for line in lines[1:] if skip else lines:
         try:
             row = json.loads(line)
         except ValueError:

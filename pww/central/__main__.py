@@ -128,7 +128,7 @@ def _serve(config: Config, folder: Path, stop: threading.Event) -> None:
     from pww.central.credentials import server_tls
     from pww.central.door import Door
     from pww.central.http import coordinator_app
-    from pww.central.inbox import CentralInbox
+    from pww.central.inbox import NOTED_BYTES, CentralInbox
     from pww.central.ledger import Ledger
     from pww.data import prepare
     from pww.federation.rounds import Rounds
@@ -177,10 +177,12 @@ def _serve(config: Config, folder: Path, stop: threading.Event) -> None:
         limit_mb=config.transport.limit_mb, balanced=config.diloco.phase == "balanced",
     )  # fmt: skip
     aggregator = Aggregator(coordinator, folder=state, diloco=config.diloco, clock=clock)
+    (state / "incoming").mkdir(exist_ok=True)
     scheme = "http" if tls is None else "https"
-    noted = read_json_lines(folder / "metrics.jsonl")
+    noted = read_json_lines(folder / "metrics.jsonl", last_bytes=NOTED_BYTES)
     inbox = CentralInbox(
         coordinator, aggregator, metrics, noted=noted, clock=clock,
+        folders=(state / "incoming", state / "ledger.sqlite"),
         address=f"{scheme}://{config.central.host}:{coordinator_port.port}",
     )  # fmt: skip
     if inbox.finished():

@@ -67,6 +67,12 @@ class Aggregator:
         """
         return self._generation().theta
 
+    def needed(self) -> tuple[Path, ...]:
+        """Files and folders without which no round can go on."""
+        with self._lock:
+            current = () if self._current is None else (self._current.theta, self._current.momentum)
+            return (self._store.folder, *current)
+
     def accept_seed(self, seed: Seed, payload: Path) -> None:
         """Publishes theta(0) as round 0, with momentum 0; every later seed is ignored.
 

@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from pww.central.deltas import Deltas
 from pww.central.leasing import Leasing
@@ -128,12 +128,17 @@ class Coordinator:
         """What the newest merge did."""
         return self._state.report
 
-    def reports(self) -> tuple[RoundReport, ...]:
-        """What each merge did, oldest first: `reports()[n]` made round n + 1."""
+    def reports(self, *, after: int = 0) -> tuple[RoundReport, ...]:
+        """What each merge after that round did, oldest first."""
         rows = self._state.ledger.rows(
-            "SELECT report FROM rounds WHERE report IS NOT NULL ORDER BY round"
+            "SELECT report FROM rounds WHERE round > ? AND report IS NOT NULL ORDER BY round", after
         )
         return tuple(RoundReport.model_validate_json(str(report)) for (report,) in rows)
+
+    def tokens_total(self, round_: int) -> int:
+        """All tokens that theta_outer of that round has absorbed."""
+        rows = self._state.ledger.rows("SELECT tokens_total FROM rounds WHERE round = ?", round_)
+        return cast(int, rows[0][0])
 
     def exhausted(self) -> bool:
         """Whether every block is committed."""

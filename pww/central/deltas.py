@@ -142,7 +142,9 @@ class Deltas:
             # a chain is merged in order, so that the last one is the replica's last merged delta
             ordered = [delta for delta in state.pending if delta in set(merged)]
             with state.change() as change:
-                self._publish(change, number, generation, state_hash, as_text(report))
+                self._publish(
+                    change, number, generation, state_hash, as_text(report), tokens=report.tokens
+                )
                 for delta in ordered:
                     self._decide(change, delta, "merged", number, "")
                     change.lease(state.table.decide_commit(delta))
@@ -185,7 +187,7 @@ class Deltas:
                 )
             if not rows:
                 with state.change() as change:
-                    self._publish(change, 0, generation, state_hash, None)
+                    self._publish(change, 0, generation, state_hash, None, tokens=0)
 
     def verdicts(self, replica: str) -> tuple[Verdict, ...]:
         """The replica's last verdicts, oldest first."""
@@ -224,16 +226,26 @@ class Deltas:
         change.then(lambda: self._state.pending.pop(delta, None))
 
     def _publish(
-        self, change: Change, number: int, generation: str, state_hash: str, report: str | None
+        self,
+        change: Change,
+        number: int,
+        generation: str,
+        state_hash: str,
+        report: str | None,
+        *,
+        tokens: int,
     ) -> None:
         state = self._state
         change.tx.execute(
-            "INSERT INTO rounds VALUES (?, ?, ?, ?, ?)",
+            "INSERT INTO rounds VALUES (?, ?, ?, ?, ?, ? + COALESCE("
+            "(SELECT tokens_total FROM rounds WHERE round = ?), 0))",
             number,
             generation,
             state_hash,
             report,
             state.clock.wall(),
+            tokens,
+            number - 1,
         )
         change.tx.execute(
             "UPDATE run SET round = ?, generation = ?, state_hash = ?",

@@ -14,13 +14,12 @@ from pathlib import Path
 
 import torch
 
+from pww.transport.fingerprint import PIECE, Fingerprint
 from pww.transport.payload import EXACT
-from pww.transport.tensorfile import TensorWriter, Written
+from pww.transport.tensorfile import TensorWriter
 from pww.wire import PayloadInfo
 
-PIECE = 1 << 18
-"""Values worked on together, 1 MiB of fp32: what a merge touches stays in the cache."""
-PAIRS = 6
+PAIRS = 4
 """Pairs of buffers in flight."""
 FLUSH_BYTES = 64 << 20
 """A file's bytes go to the disk when that many are new, so that the end has little to wait for."""
@@ -35,7 +34,8 @@ class Draft:
         layout = {name: (torch.float32, shape) for name, shape in shapes.items()}
         self._theta = TensorWriter(folder / "theta.safetensors", layout, {})
         try:
-            self._momentum = TensorWriter(folder / "momentum.safetensors", layout, {})
+            path = folder / "momentum.safetensors"
+            self._momentum = TensorWriter(path, layout, {}, hashed=False)
         except BaseException:
             self._theta.abort()
             raise
@@ -47,11 +47,14 @@ class Draft:
         self._free: deque[tuple[torch.Tensor, torch.Tensor]] = deque()
         self._busy: deque[tuple[list[Future[None]], tuple[torch.Tensor, torch.Tensor]]] = deque()
         self._unflushed = 0
+        self._fingerprint = Fingerprint()  # of momentum
 
     def add(self, name: str, *, theta: torch.Tensor, momentum: torch.Tensor) -> None:
         """Appends one whole tensor and its momentum."""
         self._theta.add(name, theta)
         self._momentum.add(name, momentum)
+        for piece in torch.split(momentum.reshape(-1), PIECE):
+            self._fingerprint.add(piece)
 
     def buffers(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Memory for a piece of theta and of momentum; they are `put`'s next.
@@ -73,24 +76,29 @@ class Draft:
         """
         theta, momentum = (buffer[:size] for buffer in buffers)
         if not self._lanes:
-            self._theta.extend(name, theta)
-            self._momentum.extend(name, momentum)
+            self._put_theta(name, theta, flush=False)
+            self._put_momentum(name, momentum, flush=False)
             self._free.append(buffers)
             return
         self._unflushed += 4 * size
         flush = self._unflushed >= FLUSH_BYTES
         if flush:
             self._unflushed = 0
-        pairs = zip(self._lanes, (self._theta, self._momentum), (theta, momentum), strict=True)
-        jobs = [lane.submit(_write, file, name, values, flush) for lane, file, values in pairs]
+        jobs = [
+            self._lanes[0].submit(self._put_theta, name, theta, flush=flush),
+            self._lanes[1].submit(self._put_momentum, name, momentum, flush=flush),
+        ]
         self._busy.append((jobs, buffers))
 
-    def finish(self) -> tuple[PayloadInfo, PayloadInfo]:
-        """Theta's and momentum's file; both are whole and durable."""
+    def finish(self) -> tuple[PayloadInfo, str]:
+        """Theta's file and the fingerprint of momentum's; both are whole and durable."""
         while self._busy:
             self._free.append(self._reclaim())
         self._stop()
-        return _info(self._theta.close()), _info(self._momentum.close())
+        theta = self._theta.close()
+        self._momentum.close()
+        info = PayloadInfo(codec=EXACT, size_bytes=theta.size_bytes, sha256=theta.sha256)
+        return info, self._fingerprint.hexdigest()
 
     def abort(self) -> None:
         """Gives up; safe to call twice."""
@@ -109,12 +117,13 @@ class Draft:
             lane.shutdown(wait=True, cancel_futures=True)
         self._busy.clear()
 
+    def _put_theta(self, name: str, values: torch.Tensor, *, flush: bool) -> None:
+        self._theta.extend(name, values)
+        if flush:
+            self._theta.flush()
 
-def _write(file: TensorWriter, name: str, values: torch.Tensor, flush: bool) -> None:
-    file.extend(name, values)
-    if flush:
-        file.flush()
-
-
-def _info(written: Written) -> PayloadInfo:
-    return PayloadInfo(codec=EXACT, size_bytes=written.size_bytes, sha256=written.sha256)
+    def _put_momentum(self, name: str, values: torch.Tensor, *, flush: bool) -> None:
+        self._fingerprint.add(values)
+        self._momentum.extend(name, values)
+        if flush:
+            self._momentum.flush()

@@ -3,7 +3,7 @@
     generations/round-000003/
         theta.safetensors      fp32, what sites download
         momentum.safetensors   fp32, the outer optimiser's state; never leaves the central
-        generation.json        round, state hash, size and SHA-256 of both files
+        generation.json        round, state hash, what both files are known by
 
 The ledger's pointer says which one is current; a newer one is what a crash left between writing and
 the pointer's flip, and is collected. What survives a crash: the one that the pointer names, and the
@@ -33,7 +33,7 @@ class GenerationInfo(Message):
     round: Count
     state_hash: Digest
     theta: PayloadInfo
-    momentum: PayloadInfo
+    momentum_fingerprint: Digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ class Generations:
                 draft.abort()
                 raise
             info = GenerationInfo(
-                round=round_, state_hash=theta.sha256, theta=theta, momentum=momentum
+                round=round_, state_hash=theta.sha256, theta=theta, momentum_fingerprint=momentum
             )
             write_durably(part / "generation.json", info.model_dump_json(indent=1).encode())
             part.rename(final)

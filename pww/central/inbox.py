@@ -9,19 +9,25 @@ from typing import Literal
 from pww.central.aggregator import Aggregator
 from pww.central.coordinator import Coordinator, Member
 from pww.clock import Clock
+from pww.errors import StateError
 from pww.metrics import Metrics
 from pww.wire import Invitation, Offer, RoundReport, Seed, Verdict
 
 log = logging.getLogger(__name__)
 IDLE_LINE_S = 30.0
+NOTED_BYTES = 8 << 20
+"""How much of metrics.jsonl is looked at when a central starts: the rows of `MANY` rounds."""
+MANY = 1000
+"""How many rounds back rows are looked for; every delta's base is younger by far."""
 
 
 class CentralInbox:
     """The one object that the server loop over Flower talks to.
 
-    Counts come from the ledger, whoever committed the rounds. `noted` are the rows that the
-    processes before this one wrote: a round that was committed just before a death, or whose row
-    the disk refused, gets its row now.
+    Counts come from the ledger, whoever committed the rounds. `noted` are the last rows that the
+    processes before this one wrote (`NOTED_BYTES` of them): a round that was committed just before
+    a death, or whose row the disk refused, gets its row now. `folders` are watched: without them
+    nothing that comes in could be kept.
     """
 
     def __init__(
@@ -33,15 +39,15 @@ class CentralInbox:
         clock: Clock,
         address: str,
         noted: Sequence[Mapping[str, object]] = (),
+        folders: Sequence[Path] = (),
     ) -> None:
         self._books, self._merger, self._metrics = coordinator, aggregator, metrics
-        self._clock, self._address = clock, address
+        self._clock, self._address, self._folders = clock, address, tuple(folders)
         self._said_s = clock.monotonic()
-        self._evaluated = {row.get("round") for row in noted if row.get("split") == "eval"}
-        self._tokens = [0]  # all that were merged into theta_outer(round), by round
-        written = {row.get("round") for row in noted if row.get("split") == "outer"}
-        for report in coordinator.reports():
-            self._tokens.append(self._tokens[-1] + report.tokens)
+        self._evaluated = {_round(row) for row in noted if row.get("split") == "eval"}
+        written = {_round(row) for row in noted if row.get("split") == "outer"}
+        known = 1 if coordinator.round <= MANY else min(written, default=1)
+        for report in coordinator.reports(after=max(known - 1, coordinator.round - MANY)):
             if report.round not in written:
                 self._write(report)
 
@@ -74,24 +80,38 @@ class CentralInbox:
         if verdict is not None and verdict.outcome == "rejected":
             return verdict  # it may be of another run, or of a round that never was
         if told.held_out_loss >= 0 and offer.base_round not in self._evaluated:
+            self._evaluated = {n for n in self._evaluated if n > offer.base_round - MANY}
             self._evaluated.add(offer.base_round)
             self._metrics.row(
                 "eval", step=offer.base_round, round=offer.base_round,
-                tokens=self._tokens[offer.base_round],
+                tokens=self._books.tokens_total(offer.base_round),
                 loss=told.held_out_loss, perplexity=math.exp(min(told.held_out_loss, 700.0)),
                 held_out_tokens=told.held_out_tokens,
             )  # fmt: skip
         return verdict
 
     def tick(self) -> None:
-        """Time passes: leases expire, silent members are gone, a due round closes."""
+        """Time passes: leases expire, silent members are gone, a due round closes.
+
+        Raises:
+            StateError: the state folder is gone or damaged, or the disk refused.
+        """
+        self._watch()
         self._books.tick()
         self._say_idle()
         report = self._merger.maybe_close()
         if report is not None:
-            self._tokens.append(self._tokens[-1] + report.tokens)
             self._write(report)
             self._log(report)
+
+    def _watch(self) -> None:
+        for path in (*self._folders, *self._merger.needed()):
+            if not path.exists():
+                raise StateError(
+                    f"{path} is gone while the central runs: what it received can be kept no more. "
+                    "Put the state folder back from a copy and start the central again, or start a "
+                    "new run with run.name=…"
+                )
 
     def _say_idle(self) -> None:
         """A line every now and then while no site is there."""
@@ -114,8 +134,8 @@ class CentralInbox:
         loss, tokens = row.pop("loss"), row.pop("tokens")
         del row["round"]
         self._metrics.row(
-            "outer", step=report.round, round=report.round, tokens=self._tokens[report.round],
-            loss=loss, merge_tokens=tokens, **row,
+            "outer", step=report.round, round=report.round,
+            tokens=self._books.tokens_total(report.round), loss=loss, merge_tokens=tokens, **row,
         )  # fmt: skip
 
     def _log(self, report: RoundReport) -> None:
@@ -125,3 +145,9 @@ class CentralInbox:
             report.round, ", ".join(report.merged), report.loss, report.agreement,
             coverage["committed"], coverage["blocks"],
         )  # fmt: skip
+
+
+def _round(row: Mapping[str, object]) -> int:
+    """A row's round; 0, which no merge has, if somebody wrote nonsense."""
+    number = row.get("round")
+    return number if isinstance(number, int) else 0

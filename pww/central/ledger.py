@@ -44,7 +44,7 @@ CREATE TABLE replies (
 CREATE INDEX replies_by_incarnation ON replies (incarnation, seq);
 CREATE TABLE rounds (
     round INTEGER PRIMARY KEY, generation TEXT NOT NULL, state_hash TEXT NOT NULL,
-    report TEXT, wall REAL NOT NULL
+    report TEXT, wall REAL NOT NULL, tokens_total INTEGER NOT NULL
 );
 CREATE TABLE deltas (
     seq INTEGER PRIMARY KEY AUTOINCREMENT, delta TEXT NOT NULL UNIQUE,

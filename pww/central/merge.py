@@ -3,24 +3,24 @@
 Deltas come in the order of replica and delta id: arrival order changes no bit. Each payload is read
 once more and must be what was inspected, to the bit; if one is not, or if finite values add up to
 inf, `merge_finite` gives the draft up, leaves out the delta that is to blame, by name, and begins
-again: nothing of it was published. Memory: some pieces of 1 MiB, whatever the tensors' sizes; with
-codecs that only decode whole tensors, two or three of the largest.
+again: nothing of it was published. Memory: a dozen pieces of 2 MiB, whatever the tensors' sizes;
+with codecs that only decode whole tensors, two or three of the largest.
 """
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 
-from pww.central.draft import PIECE, Draft
+from pww.central.draft import Draft
 from pww.central.generations import Generation, Generations
-from pww.central.screening import Fingerprint, Opened, Screened, inspect, pieces, square_sum
+from pww.central.screening import Opened, Pieces, Screened, inspect, one_thread, square_sum
 from pww.codec import is_finite
 from pww.config import schema
 from pww.errors import NotFiniteError, PayloadError
-from pww.outer import accumulate, get_optimizer, norm_clips, weights
+from pww.outer import accumulate, add_weighted_, get_optimizer, norm_clips, weights
+from pww.transport.fingerprint import PIECE
 from pww.transport.tensorfile import TensorReader
 
 
@@ -126,7 +126,7 @@ def merge(
     optimizer = get_optimizer(diloco.outer, contributors=len({d.replica for d in staged}))
     deltas = _Deltas(usable, share)
     total = 0.0
-    with _one_thread(), TensorReader(base.theta) as thetas, TensorReader(base.momentum) as momenta:
+    with one_thread(), TensorReader(base.theta) as thetas, TensorReader(base.momentum) as momenta:
         for name in thetas.names:
             start = 0
             for mean in deltas.means(name):
@@ -160,19 +160,22 @@ class _Deltas:
 
     def __init__(self, usable: Sequence[Opened], share: Sequence[float]) -> None:
         self._usable, self._share = usable, share
-        self._seen = [Fingerprint() for _ in usable]
+        self._sources = [Pieces(one.reader) for one in usable]
         self._elementwise = all(one.reader.elementwise for one in usable)
+        self._mean = torch.empty(PIECE)
 
     def means(self, name: str) -> Iterator[torch.Tensor]:
-        """The weighted mean of a tensor, flat, at most `PIECE` values at a time."""
+        """The weighted mean of a tensor, flat, up to `PIECE` values at a time, in one buffer."""
         if not self._elementwise:
-            whole = accumulate((self._whole(i, name) for i in self._all()), self._share)
-            yield from torch.split(whole.reshape(-1), PIECE)
+            whole = accumulate((_whole(source, name) for source in self._sources), self._share)
+            yield from torch.split(whole, PIECE)
             return
-        sources = [pieces(one.reader, name) for one in self._usable]
-        size = math.prod(self._usable[0].reader.shapes[name])
-        for _ in range(0, size, PIECE):
-            yield accumulate((self._next(i, sources[i]) for i in self._all()), self._share)
+        for parts in zip(*(source.of(name) for source in self._sources), strict=True):
+            mean = self._mean[: parts[0].numel()]
+            torch.mul(parts[0], self._share[0], out=mean)
+            for part, weight in zip(parts[1:], self._share[1:], strict=True):
+                add_weighted_(mean, part, weight)
+            yield mean
 
     def verify(self) -> None:
         """Lets payloads pass that were what was inspected; call it after the last tensor.
@@ -180,26 +183,19 @@ class _Deltas:
         Raises:
             Changed: one was not.
         """
-        for one, seen in zip(self._usable, self._seen, strict=True):
-            if seen.hexdigest() != one.checked.fingerprint:
+        for one, source in zip(self._usable, self._sources, strict=True):
+            if source.fingerprint() != one.checked.fingerprint:
                 raise Changed(one.staged.delta)
 
-    def _all(self) -> range:
-        return range(len(self._usable))
 
-    def _next(self, i: int, source: Iterator[tuple[int, dict[str, torch.Tensor]]]) -> torch.Tensor:
-        size, parts = next(source)
-        self._seen[i].add(parts)
-        return self._usable[i].reader.decode(parts, (size,))
-
-    def _whole(self, i: int, name: str) -> torch.Tensor:
-        reader = self._usable[i].reader
-        source = pieces(reader, name)
-        if not reader.elementwise:
-            _, parts = next(source)
-            self._seen[i].add(parts)
-            return reader.decode(parts, reader.shapes[name])
-        return torch.cat([torch.empty(0), *(self._next(i, iter([piece])) for piece in source)])
+def _whole(source: Pieces, name: str) -> torch.Tensor:
+    """A whole tensor, flat, whatever its codec."""
+    if not source.reader.elementwise:
+        return next(source.of(name))
+    whole = torch.empty(math.prod(source.reader.shapes[name]))
+    for part, piece in zip(torch.split(whole, PIECE), source.of(name), strict=False):
+        part.copy_(piece)
+    return whole
 
 
 def _blame(name: str, usable: Sequence[Opened]) -> Unmergeable:
@@ -220,14 +216,3 @@ def shapes_of(generation: Generation) -> dict[str, tuple[int, ...]]:
     """Names and shapes of a generation's parameters, in file order."""
     with TensorReader(generation.theta) as reader:
         return {name: reader.shape(name) for name in reader.names}
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Torch's kernels stay in this thread: the other cores hash and write."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -22,13 +22,13 @@ class PayloadStore:
     """A folder of `<delta>.payload` files."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
 
     def path(self, delta: str) -> Path:
         """Where a delta's payload is, or would be; nothing but an id's hex digits makes a name."""
         assert _ID.match(delta), "ids are validated where they come in"
-        return self._folder / f"{delta}.payload"
+        return self.folder / f"{delta}.payload"
 
     def put(self, delta: str, source: Path, info: PayloadInfo) -> Path:
         """Copies `source` in; it is durable and what `info` says when this returns.
@@ -60,7 +60,7 @@ class PayloadStore:
         except (OSError, PayloadError):
             part.unlink(missing_ok=True)
             raise
-        sync_folder(self._folder)
+        sync_folder(self.folder)
         return final
 
     def has(self, delta: str, info: PayloadInfo) -> bool:
@@ -77,6 +77,6 @@ class PayloadStore:
     def sweep(self, keep: Collection[str]) -> None:
         """Removes every file that is not the payload of a delta in `keep`."""
         names = {f"{delta}.payload" for delta in keep}
-        for path in self._folder.iterdir():
+        for path in self.folder.iterdir():
             if path.name not in names:
                 path.unlink()

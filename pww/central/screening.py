@@ -1,26 +1,27 @@
 """Which deltas may be merged: each is looked at once, whole, and known again by its fingerprint.
 
 `inspect` reads every byte of a payload: digest, shapes, finite values, norms. What it found stays
-valid for as long as the payload's bytes are the same; a merge makes sure of that by `Fingerprint`,
-which costs a thirtieth of a SHA-256. `screen` leaves out what cannot be merged, by name, and what
+valid for as long as the payload's bytes are the same, of which a merge makes sure by their
+fingerprint. `screen` leaves out what cannot be merged, by name, and what
 was encoded on such.
 """
 
-import hashlib
 import math
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 
-from pww.central.draft import PIECE
 from pww.codec import require_finite
 from pww.errors import PayloadError
+from pww.transport.fingerprint import PIECE, Fingerprint
 from pww.transport.payload import PayloadReader
 from pww.wire import PayloadInfo
 
+_kept = threading.local()
 Shapes = Mapping[str, tuple[int, ...]]
 
 
@@ -90,42 +91,42 @@ class Screened:
         self._stack.close()
 
 
-class Fingerprint:
-    """Knows bytes again: the sums of their 64-bit words, piece by piece, in order.
+class Pieces:
+    """Reads a payload once, from the first tensor to the last, and takes its fingerprint.
 
-    It finds damage, not malice: the payload is the central's own copy of bytes whose SHA-256 was
-    right. One flipped bit always shows.
+    Of an elementwise payload only one piece at a time is in memory, in the same buffers.
     """
 
-    def __init__(self) -> None:
-        self._hash = hashlib.sha256()
+    def __init__(self, reader: PayloadReader) -> None:
+        self.reader = reader
+        self._fingerprint = Fingerprint()
+        self._buffers = reader.buffers(PIECE) if reader.elementwise else {}
 
-    def add(self, parts: Mapping[str, torch.Tensor]) -> None:
-        """Takes in the parts of the next piece."""
+    def of(self, name: str) -> Iterator[torch.Tensor]:
+        """A tensor's decoded values, flat, up to `PIECE` at a time; each lasts until the next.
+
+        What is not elementwise comes whole.
+        """
+        if not self.reader.elementwise:
+            parts = self.reader.whole(name)
+            self._add(parts)
+            yield self.reader.decode(parts, self.reader.shapes[name]).reshape(-1)
+            return
+        size = math.prod(self.reader.shapes[name])
+        for start in range(0, max(size, 1), PIECE):  # an empty tensor is one empty piece
+            here = min(PIECE, size - start)
+            parts = {part: buffer[:here] for part, buffer in self._buffers.items()}
+            self.reader.fill(parts, name, start=start)
+            self._add(parts)
+            yield self.reader.decode(parts, (here,))
+
+    def fingerprint(self) -> str:
+        """Of everything that was read."""
+        return self._fingerprint.hexdigest()
+
+    def _add(self, parts: Mapping[str, torch.Tensor]) -> None:
         for part in parts.values():
-            flat = part.reshape(-1).view(torch.uint8)
-            whole = flat.numel() // 8 * 8
-            words = flat[:whole].view(torch.int64).sum()
-            self._hash.update(int(words).to_bytes(8, "little", signed=True))
-            self._hash.update(bytes(flat[whole:].tolist()))
-
-    def hexdigest(self) -> str:
-        """The fingerprint of what was added."""
-        return self._hash.hexdigest()
-
-
-def pieces(reader: PayloadReader, name: str) -> Iterator[tuple[int, dict[str, torch.Tensor]]]:
-    """A tensor's encoded parts and the number of its values in them, one piece after the other.
-
-    A payload that is not elementwise comes as one piece.
-    """
-    size = math.prod(reader.shapes[name])
-    if not reader.elementwise:
-        yield size, reader.whole(name)
-        return
-    for start in range(0, size, PIECE):
-        stop = min(start + PIECE, size)
-        yield stop - start, reader.raw(name, start, stop)
+            self._fingerprint.add(part)
 
 
 def inspect(path: Path, info: PayloadInfo, shapes: Shapes, *, hashed: bool = True) -> Checked:
@@ -134,19 +135,14 @@ def inspect(path: Path, info: PayloadInfo, shapes: Shapes, *, hashed: bool = Tru
     Raises:
         PayloadError: it is not; the text names the tensor.
     """
-    with PayloadReader(path, info, hashed=hashed) as reader:
+    with one_thread(), PayloadReader(path, info, hashed=hashed) as reader:
         _compare(reader.shapes, shapes)
-        fingerprint, squares = Fingerprint(), {}
+        source, squares = Pieces(reader), {}
         for name in shapes:
-            sums = []
-            for size, parts in pieces(reader, name):
-                fingerprint.add(parts)
-                shape = (size,) if reader.elementwise else reader.shapes[name]
-                sums.append(square_sum(reader.decode(parts, shape)))
-            squares[name] = math.fsum(sums)
+            squares[name] = sum(square_sum(piece) for piece in source.of(name))
             if not math.isfinite(squares[name]):  # fp32 squares never overflow fp64
                 _explain(name, reader)
-        return Checked(fingerprint.hexdigest(), squares)
+        return Checked(source.fingerprint(), squares)
 
 
 def screen(
@@ -173,13 +169,26 @@ def screen(
 def square_sum(tensor: torch.Tensor) -> float:
     """Sum of squares in fp64, in bounded memory; nan or inf if a value is."""
     flat = tensor.reshape(-1)
-    wide = torch.empty(min(PIECE, flat.numel()), dtype=torch.float64)
+    wide: torch.Tensor | None = getattr(_kept, "wide", None)
+    if wide is None:  # fresh pages would cost more than the product
+        wide = _kept.wide = torch.empty(PIECE, dtype=torch.float64)
     sums = []
     for part in torch.split(flat, PIECE):
         x = wide[: part.numel()]
         x.copy_(part)
         sums.append(float(torch.dot(x, x)))
     return math.fsum(sums)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Torch's kernels stay in this thread: the pieces are small and other threads work beside."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _sorted_out(

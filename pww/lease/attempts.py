@@ -53,7 +53,7 @@ class Attempts:
         return self._counts[i] if i >= 0 and position < self._stops[i] else 0
 
     def change(self, start: int, stop: int, *, by: int) -> None:
-        """Adds `by` to every position of `[start, stop)`.
+        """Adds `by` to every position of `[start, stop)`, which may be empty.
 
         Raises:
             LeaseError: a count would be negative.

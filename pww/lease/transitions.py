@@ -115,8 +115,7 @@ class Transitions(TableState):
         held = self._lapsed[event.lease]
         self.unassigned.remove(held.start, held.stop)
         self._lapsed.forget(held.start, held.stop)
-        if held.watermark > held.start:
-            self.attempts.change(held.start, held.watermark, by=-1)
+        self.attempts.change(held.start, held.watermark, by=-1)
         self._hold(held, event.ttl_s, now_s + event.ttl_s)
 
     def _raise(self, event: Raised) -> None:
@@ -153,14 +152,13 @@ class Transitions(TableState):
 
     def _return(self, event: Returned) -> None:
         held = self._leases[event.lease]
-        begun = held.watermark > held.start
-        if event.reason == "stolen" and begun:
+        if event.reason == "stolen" and held.watermark > held.start:
             raise LeaseError(f"{held} is authorised up to {held.watermark}, not to be stolen")
         if held.pinned and event.reason != "rejected":
             raise LeaseError(f"{held} returns by a verdict only")
         self._drop(held)
         self.unassigned.add(held.start, held.stop)
-        if begun and event.reason in RECLAIMED:
+        if event.reason in RECLAIMED:
             self.attempts.change(held.start, held.watermark, by=1)
         if event.reason == "expired":
             self._lapsed.add(held)

@@ -119,13 +119,15 @@ class PayloadReader:
         """Whether any run of values can be decoded alone."""
         return self._codec.elementwise
 
-    def raw(self, name: str, start: int, stop: int) -> dict[str, torch.Tensor]:
-        """The parts of a run of values of an elementwise payload, as they lie in the file."""
-        parts = {}
-        for part, (dtype, _) in self._codec.layout((stop - start,)).items():
-            parts[part] = torch.empty(stop - start, dtype=dtype)
-            self._reader.read(f"{name}/{part}", parts[part], start=start)
-        return parts
+    def buffers(self, size: int) -> dict[str, torch.Tensor]:
+        """Memory for the parts of `size` values of an elementwise payload."""
+        layout = self._codec.layout((size,))
+        return {part: torch.empty(shape, dtype=dtype) for part, (dtype, shape) in layout.items()}
+
+    def fill(self, parts: Mapping[str, torch.Tensor], name: str, *, start: int) -> None:
+        """Fills parts of an elementwise payload with a tensor's values from `start` on."""
+        for part, values in parts.items():
+            self._reader.read(f"{name}/{part}", values, start=start)
 
     def whole(self, name: str) -> dict[str, torch.Tensor]:
         """All parts of a tensor, as they lie in the file."""
@@ -135,7 +137,7 @@ class PayloadReader:
         }
 
     def decode(self, parts: Mapping[str, torch.Tensor], shape: tuple[int, ...]) -> torch.Tensor:
-        """The fp32 values of `raw` or `whole` parts."""
+        """The fp32 values of `fill`ed or `whole` parts."""
         return self._codec.decode(parts, shape)
 
     def close(self) -> None:

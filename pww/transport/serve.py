@@ -2,6 +2,7 @@
 happens.
 """
 
+import asyncio
 import logging
 import socket
 import threading
@@ -14,6 +15,29 @@ from pww.transport.tls import ServerTls
 
 log = logging.getLogger(__name__)
 STARTUP_S = 20.0
+
+
+class _Server(uvicorn.Server):
+    """Hangs up on what stays connected at the end: a peer's goodbye in TLS may never come.
+
+    uvicorn would wait for it in vain, and close its loop under a transport that is still open.
+    """
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Ends idle connections at once, answers what is open, and hangs up on the rest."""
+        self._hang_up(idle=True)
+        await super().shutdown(sockets)
+        self._hang_up(idle=False)
+        await asyncio.sleep(0.01)  # for the loop to see them go
+
+    def _hang_up(self, *, idle: bool) -> None:
+        connection: Any
+        for connection in list(self.server_state.connections):
+            open_request = getattr(connection, "cycle", None)
+            if idle and open_request is not None and not open_request.response_complete:
+                continue
+            if connection.transport is not None:
+                connection.transport.abort()
 
 
 class AsgiServer:
@@ -54,7 +78,7 @@ class AsgiServer:
         )  # fmt: skip
         config.load()
         config.ssl = self._tls  # uvicorn's own would take TLS settings of its choice
-        self._server = uvicorn.Server(config)
+        self._server = _Server(config)
         self._thread = threading.Thread(
             target=self._server.run, args=([self._socket],), daemon=True, name=name
         )

@@ -7,6 +7,7 @@ error instead of a SIGBUS.
 """
 
 import hashlib
+import math
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -43,13 +44,16 @@ class TensorWriter:
         path: Path,
         layout: Mapping[str, tuple[torch.dtype, tuple[int, ...]]],
         metadata: Mapping[str, str],
+        *,
+        hashed: bool = True,
     ) -> None:
+        """`hashed=False` leaves the SHA-256 out: `Written.sha256` is ""."""
         start, header = build(layout, metadata)
         self._path, self._part = path, path.with_name(path.name + ".part")
         self._entries = header.entries
         self._left = iter(header.entries)
         self._open_name, self._missing = "", 0  # the tensor that came in part, and its rest
-        self._hash, self._size = hashlib.sha256(), 0
+        self._hash, self._size = hashlib.sha256() if hashed else None, 0
         self._file = os.open(
             self._part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644
         )
@@ -122,7 +126,7 @@ class TensorWriter:
             raise
         os.close(self._file)
         self._open = False
-        return Written(self._size, self._hash.hexdigest())
+        return Written(self._size, "" if self._hash is None else self._hash.hexdigest())
 
     def abort(self) -> None:
         """Removes what was written; safe to call twice, and after `close` it does nothing."""
@@ -149,7 +153,8 @@ class TensorWriter:
         try:
             for start in range(0, len(data), CHUNK):
                 rest = data[start : start + CHUNK]
-                self._hash.update(rest)
+                if self._hash is not None:
+                    self._hash.update(rest)
                 self._size += len(rest)
                 while rest:
                     rest = rest[os.write(self._file, rest) :]
@@ -201,6 +206,10 @@ class TensorReader:
         """A tensor's shape."""
         return self._entries[name].shape
 
+    def size(self, name: str) -> int:
+        """How many values a tensor has."""
+        return math.prod(self._entries[name].shape)
+
     def dtype(self, name: str) -> torch.dtype:
         """A tensor's dtype."""
         return self._entries[name].dtype
@@ -222,10 +231,13 @@ class TensorReader:
         """Fills the flat `out` with the values of a tensor from its `start`-th on.
 
         Raises:
-            PayloadError: the file shrank since it was opened.
+            PayloadError: it has another dtype, or the file shrank since it was opened.
         """
         entry = self._entries[name]
-        assert out.dtype == entry.dtype, "the caller asked for the dtype"
+        if out.dtype != entry.dtype:
+            raise PayloadError(
+                f"{self._path}: tensor {name} is {entry.dtype}, expected was {out.dtype}"
+            )
         self._fill(byte_view(out), self._data + entry.start + start * entry.dtype.itemsize)
 
     def sha256(self) -> str:

@@ -71,10 +71,10 @@ class Counts(RuleBasedStateMachine):
     def start(self) -> None:
         self.attempts, self.model = Attempts(), [0] * 24
 
-    @rule(start=st.integers(0, 23), size=st.integers(1, 8), by=st.sampled_from([1, 1, 2, -1]))
+    @rule(start=st.integers(0, 23), size=st.integers(0, 8), by=st.sampled_from([1, 1, 2, -1]))
     def change(self, start: int, size: int, by: int) -> None:
         stop = min(24, start + size)
-        if min(self.model[start:stop]) + by < 0:
+        if min(self.model[start:stop], default=1) + by < 0:
             with pytest.raises(LeaseError, match="was attempted 0 times, not 1"):
                 self.attempts.change(start, stop, by=by)
             return

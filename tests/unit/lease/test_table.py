@@ -1,6 +1,7 @@
 """The lease table: each rule by name; every test ends with the laws checked."""
 
 from collections.abc import Iterator
+from typing import get_args
 
 import pytest
 from lease_driver import D, Driver, E
@@ -12,6 +13,7 @@ from pww.lease.events import (
     Granted,
     Pinned,
     Promised,
+    Reason,
     Returned,
     Revived,
     Unpinned,
@@ -77,10 +79,12 @@ def test_an_expired_lease_comes_back_until_somebody_got_its_blocks(t: Driver) ->
     assert t.table.remaining_s(second.id, 20.0) == 7.0
 
 
-def test_a_released_lease_does_not_come_back(t: Driver) -> None:
-    held = t.grant("s/a", 3)
-    t.do(t.table.decide_return([held.id], replica="s/a", reason="released"))
-    assert t.table.decide_revive([held.id], replica="s/a", ttl_s=1.0) == ()
+@pytest.mark.parametrize("reason", get_args(Reason))
+def test_only_an_expired_lease_comes_back(t: Driver, reason: Reason) -> None:
+    held = t.grant("s/a", 3, ahead=True)
+    t.do(t.table.decide_return([held.id], replica="s/a", reason=reason))
+    back = t.table.decide_revive([held.id], replica="s/a", ttl_s=1.0)
+    assert back == ((Revived(held.id, 1.0),) if reason == "expired" else ())
 
 
 def test_only_its_replica_returns_a_lease_and_never_a_pinned_one(t: Driver) -> None:

@@ -6,7 +6,7 @@ import pytest
 from lease_driver import D, Driver
 
 from pww.errors import LeaseError
-from pww.lease.events import Event, Granted, Pinned, Raised, Returned, Shrunk
+from pww.lease.events import Event, Granted, Pinned, Raised, Returned, Revived, Shrunk
 from pww.lease.held import Held
 from pww.lease.table import LeaseTable
 from pww.wire import Leased, Span
@@ -150,6 +150,16 @@ def test_equal_ends_are_decided_by_what_is_to_spare_then_by_age(t: Driver) -> No
     assert steal(t)[0] == Shrunk(b.id, 15)
     t.do(t.table.decide_raise([b.id], replica="s/b"))
     assert steal(t)[0] == Shrunk(c.id, 25)
+
+
+def test_a_theft_ends_no_claim_but_its_own(t: Driver) -> None:
+    before = t.grant("s/b", 3, ttl_s=1.0)
+    t.grant("s/a", 6, ahead=True)
+    after = t.grant("s/b", 3, ttl_s=1.0)
+    t.do(t.table.decide_expiry(1.0))
+    t.do(steal(t))
+    both = t.table.decide_revive([before.id, after.id], replica="s/b", ttl_s=1.0)
+    assert both == (Revived(before.id, 1.0), Revived(after.id, 1.0))
 
 
 def test_nobody_steals_below_a_watermark_in_the_middle(t: Driver) -> None:

@@ -168,6 +168,23 @@ def test_plain_http_does_not_reach_a_port_with_tls(house: Gatehouse, serve) -> N
         ask(port, (house.folder / "ca.pem").read_text(), scheme="http")
 
 
+def test_a_peer_that_stays_connected_does_not_delay_the_end(house: Gatehouse) -> None:
+    """TLS says goodbye on both sides; one that never answers must not be waited for."""
+    server = AsgiServer(
+        host="127.0.0.1", port=0, key="central.port", tls=credentials.server_tls(house.folder)
+    )
+    server.start(APP, name="stays")
+    context = client_context((house.folder / "ca.pem").read_text())
+    with (
+        socket.create_connection(("127.0.0.1", server.port)) as raw,
+        context.wrap_socket(raw, server_hostname="localhost") as tls,
+    ):
+        tls.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert tls.recv(12) == b"HTTP/1.1 200"
+        server.stop()
+        assert not [thread for thread in threading.enumerate() if thread.name == "stays"]
+
+
 def test_files_that_do_not_belong_together(house: Gatehouse, tmp_path: Path) -> None:
     other = Gatehouse.build(tmp_path, SystemClock())
     mixed = ServerTls(house.folder / "server.pem", other.folder / "server.key.pem")

@@ -8,12 +8,12 @@ import sys
 import pytest
 import torch
 
-from pww.central.draft import PIECE
 from pww.central.generations import Generations, name_of
 from pww.central.merge import Overflow, merge, merge_finite
 from pww.central.screening import StagedPayload, screen, square_sum
 from pww.codec import get_codec
 from pww.config import schema
+from pww.transport.fingerprint import PIECE
 from pww.transport.payload import write_payload
 
 FEDAVG = schema.Outer(optimizer="sgd", lr=1.0, momentum=0.0, solo_full_step=False)

@@ -1,0 +1,251 @@
+"""What the processes did, kept apart from what they say, and the laws that it must obey."""
+
+import json
+import sqlite3
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from simulation import disk
+from simulation.kernel import World
+from simulation.trainer import State, inner_step, read_theta, start_of
+
+from pww.central.audit import audit
+from pww.central.ledger import FILE
+from pww.lease.space import BlockSpace
+from pww.log import read_json_lines
+from pww.wire import Lease, Offer, Verdict
+
+TOLERANCE = 2e-6
+
+
+class Books:
+    """The simulation's own account of one run."""
+
+    def __init__(self, world: World, *, folder: Path, space: BlockSpace, config: Any, batch: int):
+        self._world, self._folder, self._space = world, folder, space
+        self._outer, self._discount = config.diloco.outer, config.diloco.staleness_discount
+        self._batch = batch
+        self._coordinator: Any = None
+        self._aggregator: Any = None
+        self.round = -1
+        self.thetas: dict[int, State] = {}
+        self.hashes: dict[int, str] = {}
+        self.trained: list[tuple[str, int, str]] = []
+        self.verdicts: dict[str, tuple[str, int]] = {}
+        self.draws: dict[str, list[int]] = {}  # by delta, from the sites' draw logs
+        self.num_draws = self.num_audits = 0
+        self.strict_draws = True
+        self.complete = False
+
+    # --------------------------------------------------------------------------- as it happens
+
+    def opened(self, coordinator: Any, aggregator: Any) -> None:
+        """A process of the central serves."""
+        self._coordinator, self._aggregator = coordinator, aggregator
+        if coordinator.generation:
+            self.look()
+
+    def look(self) -> None:
+        """Notes theta of a round that was just published."""
+        number = self._coordinator.round
+        if not self._coordinator.generation or number == self.round:
+            return
+        if number != self.round + 1:
+            self._world.fail(f"round {number} follows round {self.round}")
+        self.round = number
+        self.thetas[number] = disk.alone(lambda: read_theta(self._aggregator.theta_path))
+        self.hashes[number] = self._coordinator.state_hash
+        self._world.trace(f"round {number} {self.hashes[number][:12]}")
+
+    def drew(self, site: Any, lease: Lease, offset: int, windows: list[int]) -> None:
+        """A trainer fetched windows; nobody else may be authorised for them."""
+        self.num_draws += len(windows)
+        self._world.trace(f"{site.replica} draws {windows} of lease {lease.id}")
+        if not lease.span.start <= lease.span.stop:
+            self._world.fail(f"lease {lease.id} is empty")
+        if self._coordinator is None or not self.strict_draws:
+            return
+        table = self._coordinator._state.table
+        positions = self._positions(lease, offset, len(windows))
+        for held in table.leases():
+            if held.id == lease.id:
+                continue
+            for position in positions:
+                if held.span.start <= position < held.span.stop:
+                    self._world.fail(
+                        f"{site.replica} drew position {position} under lease {lease.id} when "
+                        f"lease {held.id} of {held.replica} had it"
+                    )
+        for span in table.committed:
+            for position in positions:
+                if span.start <= position < span.stop:
+                    self._world.fail(
+                        f"{site.replica} drew position {position} under lease {lease.id}, it was "
+                        "committed"
+                    )
+
+    def _positions(self, lease: Lease, offset: int, number: int) -> list[int]:
+        """Positions of a lease that hold its windows `[offset, offset + number)`."""
+        found, at = [], 0
+        for position in range(lease.span.start, lease.span.stop):
+            size = self._space.size(position)
+            if at < offset + number and offset < at + size:
+                found.append(position)
+            at += size
+        return found
+
+    def trained_from(self, replica: str, number: int, state_hash: str) -> None:
+        """A phase starts from a theta."""
+        self.trained.append((replica, number, state_hash))
+
+    def told(self, verdict: Verdict) -> None:
+        """A replica learns a verdict; it never changes."""
+        self._world.trace(f"told {verdict.delta[:8]} {verdict.outcome} {verdict.round}")
+        now = (verdict.outcome, verdict.round)
+        if verdict.outcome == "merged" and self.verdicts.setdefault(verdict.delta, now) != now:
+            self._world.fail(f"delta {verdict.delta} was {self.verdicts[verdict.delta]}, now {now}")
+
+    def keep_draws(self, site_folder: Path) -> None:
+        """Reads a draw log before its folder is lost, or at the end."""
+        for row in read_json_lines(site_folder / "draws.jsonl"):
+            if "delta" in row:
+                self.draws[str(row["delta"])] = list(row["windows"])  # type: ignore[call-overload]
+
+    def audit(self) -> None:
+        """The audit of the closed ledger, with each start of the central."""
+        if not (self._folder / FILE).exists():
+            return
+        self.num_audits += 1
+        try:
+            result = disk.alone(lambda: audit(self._folder))
+        except Exception as why:
+            if "holds no run yet" in str(why) or "schema 0" in str(why):
+                return
+            self._world.fail(f"audit: {why}", why)
+            return
+        if not result.ok:
+            self._world.fail(f"audit: {result.render()}")
+
+    # ------------------------------------------------------------------------------- at the end
+
+    def close(self) -> None:
+        """Everything that can be said of the whole run."""
+        self.audit()
+        db = sqlite3.connect(self._folder / FILE)
+        try:
+            rounds = db.execute("SELECT round, state_hash FROM rounds ORDER BY round").fetchall()
+            rows = db.execute(
+                "SELECT delta, offer, staleness, outcome, round FROM deltas ORDER BY delta"
+            ).fetchall()
+        finally:
+            db.close()
+        self._check(
+            [number for number, _ in rounds] == list(range(len(rounds))),
+            f"rounds on record: {[number for number, _ in rounds]}",
+        )
+        for number, state_hash in rounds:
+            self._check(self.hashes.get(number) == state_hash, f"hash of round {number} changed")
+        for replica, number, state_hash in self.trained:
+            self._check(
+                self.hashes.get(number) == state_hash,
+                f"{replica} trained from another theta of round {number}",
+            )
+        fates = {delta: (outcome, number) for delta, _, _, outcome, number in rows}
+        for delta, told in self.verdicts.items():
+            self._check(
+                fates.get(delta) == told, f"{delta}: told {told}, booked {fates.get(delta)}"
+            )
+        merged = [
+            (number, Offer.model_validate_json(offer), staleness)
+            for _, offer, staleness, outcome, number in rows
+            if outcome == "merged"
+        ]
+        self._check_draws([offer for _, offer, _ in merged])
+        self._check_thetas(merged)
+
+    def _check(self, holds: bool, text: str) -> None:
+        if not holds:
+            self._world.fail(text)
+
+    def _check_draws(self, merged: list[Offer]) -> None:
+        """Exactly once, from what was drawn for merged deltas."""
+        drawn: Counter[int] = Counter()
+        for offer in merged:
+            windows = self.draws.get(offer.delta)
+            if windows is None:
+                self._world.fail(f"merged delta {offer.delta} was never drawn")
+                return
+            expected = sorted(
+                w
+                for leased in offer.spans
+                for p in range(leased.span.start, leased.span.stop)
+                for w in self._space.windows(p)
+            )
+            self._check(sorted(windows) == expected, f"{offer.delta} drew {windows}")
+            drawn.update(windows)
+        if self.complete:
+            wrong = {
+                w: drawn[w]
+                for w in range(self._space.num_windows)
+                if drawn[w] != self._space.epochs
+            }
+            self._check(not wrong, f"windows in theta another number of times than once: {wrong}")
+
+    def _check_thetas(self, merged: list[tuple[int, Offer, int]]) -> None:
+        """Every published theta from the draws alone, in NumPy."""
+        if not self.thetas:
+            return
+        seeds = [start_of(i) for i in range(4)]
+        first = self.thetas[0]
+        self._check(
+            any(all(np.array_equal(s[n], first[n]) for n in first) for s in seeds),
+            "theta(0) is nobody's",
+        )
+        thetas = [first]
+        momentum = {name: np.zeros_like(value) for name, value in first.items()}
+        for number in range(1, self.round + 1):
+            took = sorted(
+                (one for one in merged if one[0] == number),
+                key=lambda one: (one[1].replica, one[1].delta),
+            )
+            self._check(bool(took), f"round {number} merged nothing")
+            total = sum(offer.tokens for _, offer, _ in took)
+            mean: State = {}
+            for _, offer, staleness in took:
+                share = np.float32(offer.tokens / total / (1.0 + self._discount * staleness))
+                for name, value in self._delta(thetas[offer.base_round], offer).items():
+                    mean[name] = mean.get(name, np.float32(0)) + value * share
+            partial = all(offer.partial for _, offer, _ in took)
+            factor = np.float32(0.0 if partial else self._outer.momentum)
+            theta = {}
+            for name, value in mean.items():
+                velocity = momentum[name] * factor + value
+                update = (velocity * factor + value) * np.float32(self._outer.lr)
+                theta[name] = thetas[-1][name] - update
+                if not partial:
+                    momentum[name] = velocity
+            thetas.append(theta)
+            for name, value in theta.items():
+                gap = float(np.max(np.abs(value - self.thetas[number][name])))
+                if not gap <= TOLERANCE:
+                    self._world.fail(f"theta of round {number} is {gap:g} off in {name}")
+                    return
+
+    def _delta(self, base: State, offer: Offer) -> State:
+        windows = [
+            w
+            for leased in offer.spans
+            for p in range(leased.span.start, leased.span.stop)
+            for w in self._space.windows(p)
+        ]
+        inner = base
+        for i in range(0, len(windows), self._batch):
+            inner = inner_step(inner, windows[i : i + self._batch])
+        return {name: base[name] - inner[name] for name in base}
+
+
+def digest_of(value: object) -> str:
+    """A stable text of a small value."""
+    return json.dumps(value, sort_keys=True)

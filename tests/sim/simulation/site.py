@@ -1,0 +1,225 @@
+"""One site: the real session, exchange, outbox and loop, started again when its process ends."""
+
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from simulation.flower import Fleet, public_pem
+from simulation.kernel import Machine, SimClock, World
+from simulation.network import Network, Port
+from simulation.threads import Event
+from simulation.trainer import SHAPES, Plan, Trainer
+
+from pww.codec import get_codec
+from pww.connect import Start
+from pww.errors import PwwError, Refused, Stopped
+from pww.folder import write_durably
+from pww.replica import loop
+from pww.replica import outbox as pww_outbox
+from pww.replica.federated import FederatedExchange
+from pww.replica.outbox import Outbox
+from pww.replica.session import Session
+from pww.transport.payload import write_theta
+from pww.wire import Lease, Verdict, model_digest
+
+MODEL = model_digest(SHAPES)
+
+
+class Ranks:
+    """`pww.trainer.ranks.Ranks` of a process that is the only one, without process groups."""
+
+    rank, world = 0, 1
+    group = None
+
+    def __init__(self) -> None:
+        self.asked = Event()
+
+    def agreed(self) -> bool:
+        return self.asked.is_set()
+
+    def share(self, work: Callable[[], Any]) -> Any:
+        return work()
+
+    local = share
+
+    def gather(self, value: Any) -> list[Any]:
+        return [value]
+
+    def agree_on_fault(self, fault: PwwError | None) -> None:
+        if fault is not None:
+            raise fault
+
+    def most(self, mine: int) -> int:
+        return mine
+
+
+class Quiet:
+    """`pww.replica.report.Report` that says nothing."""
+
+    def evaluate(self, *_: Any) -> None:
+        return None
+
+    def steps(self, *_: Any) -> Callable[..., None]:
+        return lambda **_: None
+
+    @contextmanager
+    def exchanging(self, *_: Any) -> Any:
+        yield
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *_, **__: None
+
+
+class WatchedOutbox(Outbox):
+    """Tells which verdicts reached the replica."""
+
+    site: "Site"
+
+    def settle(self, verdict: Verdict) -> None:
+        self.site.books.told(verdict)
+        super().settle(verdict)
+
+
+class Site:
+    """A replica across its processes."""
+
+    def __init__(
+        self, world: World, network: Network, central: Any, books: Any, *, index: int, folder: Path,
+        plan: dict[str, int], space: Any, config: Any, step_s: float,
+    ) -> None:  # fmt: skip
+        self.world, self.network, self.central, self.books = world, network, central, books
+        self.index, self.folder, self.space, self.config = index, folder, space, config
+        self.replica = f"site{index}/a"
+        self._plan, self._step_s = plan, step_s
+        self.machine = Machine(
+            world, f"site/{index}", monotonic_s=world.uniform(0, 1e6),
+            skew_s=world.uniform(-300.0, 300.0),
+        )  # fmt: skip
+        self.clock = SimClock(self.machine)
+        self.done = self.late = False
+        self.registered = False
+        self.incarnation = ""
+        self.ranks = Ranks()
+        self.ends: list[str] = []
+
+    # ---------------------------------------------------------------------------- life cycle
+
+    def start(self) -> None:
+        """The queue lets a process start."""
+        self.machine.boot()
+        self.ranks = Ranks()
+        self.registered = False
+        self.world.trace(f"{self.machine.name} starts, life {self.machine.life}")
+        self.machine.on_death.append(self._died)
+        self.machine.start(self._process, "process")
+
+    def _died(self) -> None:
+        if not self.done:
+            self.world.at(self.world.uniform(0.5, 15.0), self._requeue)
+
+    def _requeue(self) -> None:
+        if self.central.finished:
+            self.late = True  # nobody is there any more
+        else:
+            self.start()
+
+    def lose_folder(self) -> None:
+        """Another machine, or a purged scratch: the next process starts from nothing."""
+        self.books.keep_draws(self.folder)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _process(self) -> None:
+        try:
+            self._work()
+            end = "finished"
+        except Stopped:
+            end = "stopped"
+        except PwwError as why:
+            end = f"{type(why).__name__}: {why}"
+            if isinstance(why, Refused) and why.code in ("wrong_run", "wrong_space", "wrong_model"):
+                self.world.fail(f"{self.replica} was refused: {why}")
+        except OSError as why:
+            end = f"OSError: {why}"
+        self.machine.check()
+        self.world.trace(f"{self.machine.name} ends: {end}")
+        self.ends.append(end)
+        self.done = end == "finished"
+        # the process is over: its other threads are daemons
+        self.machine.dead = True
+        self.world.at(0.0, self.machine.crash)
+
+    def _work(self) -> None:
+        """What `pww.worker` and `pww.connect` do, over simulated ends."""
+        config, world = self.config, self.world
+        self.folder.mkdir(parents=True, exist_ok=True)
+        trainer = Trainer(self, batch=self._plan["batch_windows"], step_s=self._step_s,
+                          seed=self.index)  # fmt: skip
+        plan = Plan(self.space, trainer=trainer, **self._plan)
+        outbox = WatchedOutbox(self.folder, ranks=self.ranks, codec=get_codec("fp32"), keep=2)
+        outbox.site = self
+        seed = self.folder / "theta0.safetensors"
+        if outbox.last is not None:
+            trainer.load_inner(outbox.last.inner)
+        else:
+            write_theta(seed, trainer.tensors(), SHAPES)
+        start = Start(self.space, MODEL, seed, outbox.last)
+        key = self.index + 8 * self.machine.life
+        network, to = self.network, self.central.machine
+        transport = config.transport
+        port = Port(
+            network, to, lambda: self.central.coordinator, clock=self.clock, stop=self.ranks.asked,
+            timeout_s=transport.timeout_s, deadline_s=30.0, first_s=transport.retry_first_s,
+            max_s=transport.retry_max_s,
+        )  # fmt: skip
+        session = Session(
+            port, replica=self.replica, node_key=public_pem(key), space=self.space, model=MODEL,
+            darl=config.darl, clock=self.clock, stop=self.ranks.asked, versions={},
+            claims=start.claims, new_token=world.token,
+        )  # fmt: skip
+        self.incarnation = session.incarnation
+        exchange = None
+        try:
+            session.register()
+            self.registered = True
+            fleet = Fleet(
+                network, to, lambda: self.central.link, transport, clock=self.clock,
+                stop=self.ranks.asked, key=key, heartbeat_s=30.0,
+            )  # fmt: skip
+            exchange = FederatedExchange(
+                fleet, run=session.run, replica=self.replica, incarnation=session.incarnation,
+                model=MODEL, seed=seed, folder=self.folder / "theta", limit_mb=transport.limit_mb,
+                poll_s=transport.poll_s, clock=self.clock, stop=self.ranks.asked,
+                reregister=session.reregister, check=session.check,
+            )  # fmt: skip
+            loop.run(session, exchange, trainer, outbox, Quiet(), plan=plan, ranks=self.ranks)
+            write_durably(self.folder / "finished", b"finished\n")
+        finally:
+            pending = outbox.pending
+            session.leave(() if pending is None else tuple(s.lease for s in pending.offer.spans))
+            if exchange is not None:
+                exchange.close()
+            outbox.close()
+
+    # ------------------------------------------------------------------- what it really did
+
+    def draws(self, lease: Lease, offset: int, windows: list[int]) -> None:
+        """The data loader fetches windows of a lease, from the `offset`-th on."""
+        self.books.drew(self, lease, offset, windows)
+
+    def trains_from(self, number: int, state_hash: str) -> None:
+        """A phase starts from theta of a round."""
+        self.books.trained_from(self.replica, number, state_hash)
+
+
+@contextmanager
+def seeded_ids(world: World) -> Iterator[None]:
+    """In the block, delta ids come from the world's chance."""
+    real = pww_outbox.uuid4
+    pww_outbox.uuid4 = lambda: SimpleNamespace(hex=world.token())
+    try:
+        yield
+    finally:
+        pww_outbox.uuid4 = real
