@@ -305,5 +305,5 @@ class Machine(RuleBasedStateMachine):
             assert again.dump() == self.table.dump()
 
 
-Machine.TestCase.settings = settings(max_examples=400, stateful_step_count=50, deadline=None)
+Machine.TestCase.settings = settings(max_examples=300, stateful_step_count=50, deadline=None)
 TestTable = Machine.TestCase
