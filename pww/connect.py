@@ -113,7 +113,10 @@ def _alone(config: Config, run: Path, start: Start, *, clock: Clock, stop: threa
             ledger, start.space, darl=config.darl, aggregator_port=0, clock=clock,
             staleness_window=config.diloco.staleness_window,
         )  # fmt: skip
-        merger = Aggregator(books, folder=state, diloco=config.diloco, clock=clock)
+        merger = Aggregator(
+            books, folder=state, diloco=config.diloco, clock=clock,
+            keep_deltas=config.central.keep_deltas,
+        )  # fmt: skip
         # The run folder is locked: an earlier process of this replica, however it ended, is dead.
         books.evict(config.replica_id)
         session = _session(

@@ -176,7 +176,10 @@ def _serve(config: Config, folder: Path, stop: threading.Event) -> None:
         members=link, staleness_window=config.diloco.staleness_window,
         limit_mb=config.transport.limit_mb, balanced=config.diloco.phase == "balanced",
     )  # fmt: skip
-    aggregator = Aggregator(coordinator, folder=state, diloco=config.diloco, clock=clock)
+    aggregator = Aggregator(
+        coordinator, folder=state, diloco=config.diloco, clock=clock,
+        keep_deltas=config.central.keep_deltas,
+    )  # fmt: skip
     (state / "incoming").mkdir(exist_ok=True)
     scheme = "http" if tls is None else "https"
     noted = read_json_lines(folder / "metrics.jsonl", last_bytes=NOTED_BYTES)
@@ -188,7 +191,8 @@ def _serve(config: Config, folder: Path, stop: threading.Event) -> None:
     if inbox.finished():
         raise StateError(
             f"run {config.run.name} is complete: {coordinator.round} merges, every block of "
-            f"{space.num_positions} committed, theta in {paths.shown(aggregator.theta_path)}. "
+            f"{space.num_positions} committed, theta in "
+            f"{paths.shown(aggregator.publish_final(folder))}. "
             "Start a new one with run.name=…"
         )
     app = coordinator_app(coordinator, door)
@@ -215,10 +219,11 @@ def _serve(config: Config, folder: Path, stop: threading.Event) -> None:
         ledger.close()
     if stop.is_set():
         raise Stopped(f"stopped at round {coordinator.round}; start it again with the same command")
+    theta = aggregator.publish_final(folder)
     print(
         f"run {config.run.name} is complete: {coordinator.round} merges, "
         f"{space.num_positions} blocks committed\n"
-        f"  theta    {paths.shown(aggregator.theta_path)}\n"
+        f"  theta    {paths.shown(theta)} (state hash {coordinator.state_hash})\n"
         f"  metrics  {paths.shown(folder / 'metrics.jsonl')}\n"
         f"  check    python -m pww.central audit {paths.shown(folder)}"
     )

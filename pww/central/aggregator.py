@@ -13,11 +13,13 @@ from threading import RLock
 from typing import Literal, assert_never
 
 from pww.central.coordinator import Coordinator, Staged
-from pww.central.generations import Generation, Generations, name_of
+from pww.central.final import publish_final
+from pww.central.generations import Generation, Generations, Sound, name_of, sound
+from pww.central.kept import Kept
 from pww.central.merge import merge_finite, shapes_of
 from pww.central.payload_store import PayloadStore
 from pww.central.round_report import metrics_fault, round_report
-from pww.central.rounds_policy import grace_s, has_quorum, is_due
+from pww.central.rounds_policy import Patience
 from pww.central.screening import Checked, Excluded, Shapes, StagedPayload, inspect, screen
 from pww.central.theta0 import write_theta0
 from pww.clock import Clock
@@ -32,23 +34,31 @@ class Aggregator:
     """Thread-safe; one for each coordinator. `folder` is the central's state folder."""
 
     def __init__(
-        self, coordinator: Coordinator, *, folder: Path, diloco: schema.Diloco, clock: Clock
+        self,
+        coordinator: Coordinator,
+        *,
+        folder: Path,
+        diloco: schema.Diloco,
+        clock: Clock,
+        keep_deltas: bool = False,
     ) -> None:
         """Goes on where the ledger stands.
 
         Raises:
-            StateError: the generation that the ledger names is gone.
+            StateError: the generation that the ledger names is gone or damaged. The bytes of a
+                large one are checked beside; then the first call that needs theta raises it.
         """
         self.books, self.clock, self._diloco = coordinator, clock, diloco
         self._lock = RLock()
         self._generations = Generations(folder / "generations")
         self._store = PayloadStore(folder / "deltas")
+        self._kept = Kept(folder) if keep_deltas else None
         self._current: Generation | None = None
+        self._sound: Sound = sound
         self._shapes: Shapes = {}
         self._checked: dict[str, Checked] = {}  # staged deltas that this process inspected
         self._rejected: list[str] = []  # since the last merge
-        self._published_s = clock.monotonic()
-        self._quorum_s: float | None = None  # since when there is a quorum
+        self._patience = Patience(clock.monotonic(), quorum=diloco.quorum, grace=diloco.grace)
         self._recover()
 
     # ------------------------------------------------------------------------------- theta
@@ -72,6 +82,15 @@ class Aggregator:
         with self._lock:
             current = () if self._current is None else (self._current.theta, self._current.momentum)
             return (self._store.folder, *current)
+
+    def publish_final(self, run: Path) -> Path:
+        """See `publish_final`: the run is over and its theta is this one.
+
+        Raises:
+            StateError: theta(0) has not come yet, or the disk refused.
+        """
+        with self._lock:
+            return publish_final(self._generation(), run)
 
     def accept_seed(self, seed: Seed, payload: Path) -> None:
         """Publishes theta(0) as round 0, with momentum 0; every later seed is ignored.
@@ -100,6 +119,8 @@ class Aggregator:
                 generation = write_theta0(
                     self._generations, payload, info=seed.payload, model=seed.model
                 )
+                if self._kept is not None:
+                    self._kept.keep_theta0(generation.theta)
             except OSError as why:
                 raise _disk("theta(0)", why) from why
             self.books.seed(generation=generation.name, state_hash=generation.info.state_hash)
@@ -202,30 +223,20 @@ class Aggregator:
             StateError: the disk refused; the round before stays current and the deltas staged.
         """
         with self._lock:
+            self._sound(wait=False)
             staged = self.books.staged()
             if not staged:
-                self._quorum_s = None
+                self._patience.forget()
                 return None
             return self._close(staged) if self._due(staged) else None
 
     def _due(self, staged: Sequence[Staged]) -> bool:
-        now_s = self.clock.monotonic()
-        expected, delivered = self.books.expected(), {one.offer.replica for one in staged}
-        quorum = self._diloco.quorum
-        if not has_quorum(expected=expected, delivered=delivered, quorum=quorum):
-            self._quorum_s = None
-        elif self._quorum_s is None:
-            self._quorum_s = now_s
-        reached_s = now_s if self._quorum_s is None else self._quorum_s
-        grace = grace_s(
-            since_publish_s=reached_s - self._published_s,
+        return self._patience.is_due(
+            self.clock.monotonic(),
+            expected=self.books.expected(),
+            delivered={one.offer.replica for one in staged},
             longest_phase_s=max(one.offer.metrics.phase_seconds for one in staged),
-            grace=self._diloco.grace,
         )
-        return is_due(
-            expected=expected, delivered=delivered, quorum=quorum,
-            waited_s=now_s - reached_s, grace_s=grace,
-        )  # fmt: skip
 
     def _close(self, staged: Sequence[Staged]) -> RoundReport | None:
         """Merges the deltas that were staged when the round closed."""
@@ -247,6 +258,7 @@ class Aggregator:
             self._drop(offers)
             return None
         generation = self._generations.open(name_of(number))
+        self._keep(number, payloads, result.merged, generation.info.state_hash)
         report = round_report(
             result, [offers[delta] for delta in result.merged],
             round_=number, rejected=self._rejected, bytes_received=received,
@@ -261,6 +273,17 @@ class Aggregator:
         self._drop(offers)
         self._generations.collect(keep={generation.name, base.name})
         return report
+
+    def _keep(
+        self, number: int, payloads: Sequence[StagedPayload], merged: Sequence[str], hash_: str
+    ) -> None:
+        if self._kept is None:
+            return
+        deltas = [each for delta in merged for each in payloads if each.delta == delta]
+        try:
+            self._kept.keep_round(number, deltas, diloco=self._diloco, state_hash=hash_)
+        except OSError as why:
+            raise _disk(f"round {number}", why) from why
 
     def _payload_of(self, staged: Staged) -> StagedPayload:
         offer = staged.offer
@@ -285,7 +308,9 @@ class Aggregator:
             self._generations.collect(keep=())
         else:
             self._generations.collect(keep={name, name_of(max(self.books.round - 1, 0))})
-            self._publish(self._generations.open(name))
+            generation = self._generations.open(name)
+            self._sound = self._generations.verify(generation)
+            self._publish(generation)
         for staged in self.books.staged():
             offer = staged.offer
             if not self._store.has(offer.delta, offer.payload):
@@ -294,11 +319,12 @@ class Aggregator:
 
     def _publish(self, generation: Generation) -> None:
         self._current, self._shapes = generation, shapes_of(generation)
-        self._published_s, self._quorum_s = self.clock.monotonic(), None
+        self._patience.published(self.clock.monotonic())
 
     def _generation(self) -> Generation:
         if self._current is None:
             raise StateError("theta(0) has not come yet: start a site, the first one seeds the run")
+        self._sound(wait=True)
         return self._current
 
     def _note(self, replica: str, reason: str) -> None:

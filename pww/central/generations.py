@@ -12,16 +12,21 @@ one before.
 
 import re
 import shutil
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from pydantic import ValidationError
 
-from pww.central.draft import Draft
-from pww.errors import StateError
+from pww.central.draft import SMALL_BYTES, Draft
+from pww.errors import PayloadError, StateError
 from pww.folder import sync_folder, write_durably
+from pww.transport.fingerprint import fingerprint
+from pww.transport.payload import verify
+from pww.transport.tensorfile import TensorReader
 from pww.wire import Count, Digest, Message, PayloadInfo
 
 _NAME = re.compile(r"round-(\d{6,18})\Z")
@@ -57,6 +62,13 @@ class Generation:
     def momentum(self) -> Path:
         """The outer optimiser's buffer."""
         return self.path / "momentum.safetensors"
+
+
+class Sound(Protocol):
+    """Whether a generation is undamaged."""
+
+    def __call__(self, *, wait: bool) -> None:
+        """Returns if it is, or if that is not known yet and `wait` is false."""
 
 
 class Generations:
@@ -125,6 +137,31 @@ class Generations:
             shutil.rmtree(part, ignore_errors=True)
             raise
 
+    def verify(self, generation: Generation) -> Sound:
+        """Begins to compare a generation's files with what was written, bit for bit.
+
+        A small one's are compared at once, a large one's beside: theta and momentum in a thread
+        each, so that a central serves while gigabytes are read. The answer is called to know, with
+        `wait` for certain.
+
+        Raises:
+            StateError: at once or when called, if a file is another or damaged.
+        """
+        info = generation.info
+        checks = ((generation.theta, _same_sha256), (generation.momentum, _same_fingerprint))
+        if info.theta.size_bytes <= SMALL_BYTES:
+            _require(generation, [_damage(path, check, info) for path, check in checks])
+            return sound
+        pool = ThreadPoolExecutor(2, thread_name_prefix="verify")
+        jobs = [pool.submit(_damage, path, check, info) for path, check in checks]
+        pool.shutdown(wait=False)
+
+        def ask(*, wait: bool) -> None:
+            if wait or all(job.done() for job in jobs):
+                _require(generation, [job.result() for job in jobs])
+
+        return ask
+
     def refuse_orphans(self) -> None:
         """For a ledger that names no generation: there may be only a theta(0), just written.
 
@@ -159,3 +196,35 @@ class Generations:
 def name_of(round_: int) -> str:
     """The name of a round's generation."""
     return f"round-{round_:06d}"
+
+
+def sound(*, wait: bool) -> None:
+    """Nothing to wait for."""
+
+
+def _require(generation: Generation, faults: Sequence[str]) -> None:
+    told = "; ".join(fault for fault in faults if fault)
+    if told:
+        raise StateError(
+            f"generation {generation.path} is damaged: {told}. Restore the state folder from a "
+            "copy, or start a new run with run.name=..."
+        )
+
+
+def _damage(path: Path, check: Callable[[Path, GenerationInfo], str], info: GenerationInfo) -> str:
+    try:
+        return check(path, info)
+    except (OSError, PayloadError) as why:
+        return str(why)
+
+
+def _same_sha256(theta: Path, info: GenerationInfo) -> str:
+    with TensorReader(theta) as reader:
+        verify(reader, info.theta, what=str(theta))
+    return ""
+
+
+def _same_fingerprint(momentum: Path, info: GenerationInfo) -> str:
+    seen = fingerprint(momentum)
+    known = info.momentum_fingerprint
+    return "" if seen == known else f"{momentum} has fingerprint {seen}, written was {known}"

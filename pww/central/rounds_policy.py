@@ -1,4 +1,4 @@
-"""When a round closes: a pure function of who is expected, who delivered, and for how long.
+"""When a round closes: a function of who is expected, who delivered, and for how long.
 
 A round merges as soon as everybody who is expected has delivered; or when a quorum has, and the
 grace window has passed since. A site that is still training then delivers late, and is discounted.
@@ -47,3 +47,44 @@ def is_due(
     if not has_quorum(expected=expected, delivered=delivered, quorum=quorum):
         return False
     return waited_s >= grace_s
+
+
+class Patience:
+    """How long a round has been waited for; times are monotonic."""
+
+    def __init__(self, now_s: float, *, quorum: float, grace: float) -> None:
+        self._quorum, self._grace = quorum, grace
+        self._published_s = now_s
+        self._quorum_s: float | None = None  # since when there is a quorum
+
+    def published(self, now_s: float) -> None:
+        """A new theta is out: the next round begins."""
+        self._published_s, self._quorum_s = now_s, None
+
+    def forget(self) -> None:
+        """Nobody has delivered (any more)."""
+        self._quorum_s = None
+
+    def is_due(
+        self,
+        now_s: float,
+        *,
+        expected: Collection[str],
+        delivered: Collection[str],
+        longest_phase_s: float,
+    ) -> bool:
+        """Whether to merge now."""
+        if not has_quorum(expected=expected, delivered=delivered, quorum=self._quorum):
+            self._quorum_s = None
+        elif self._quorum_s is None:
+            self._quorum_s = now_s
+        reached_s = now_s if self._quorum_s is None else self._quorum_s
+        window_s = grace_s(
+            since_publish_s=reached_s - self._published_s,
+            longest_phase_s=longest_phase_s,
+            grace=self._grace,
+        )
+        return is_due(
+            expected=expected, delivered=delivered, quorum=self._quorum,
+            waited_s=now_s - reached_s, grace_s=window_s,
+        )  # fmt: skip

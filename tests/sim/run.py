@@ -3,6 +3,8 @@
     python tests/sim/run.py seed=123 trace=1      one seed again, event by event
     python tests/sim/run.py seeds=10000 jobs=2 [first=0]
 
+`strict=0`: draws of phases that are dropped may break the law of who may draw; `log=1`: pww's log.
+
 The last line is JSON: seeds, failures, faults injected by kind. The exit code is 1 if a seed
 failed, or if a kind of fault never happened.
 """
@@ -12,6 +14,7 @@ import logging
 import sys
 import time
 from collections import Counter
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -26,11 +29,11 @@ def _quiet() -> None:
     logging.disable(logging.CRITICAL)
 
 
-def _block(seeds: tuple[int, int]) -> list[Outcome]:
-    return [run_seed(seed) for seed in range(*seeds)]
+def _block(seeds: tuple[int, int], *, strict: bool) -> list[Outcome]:
+    return [run_seed(seed, strict=strict) for seed in range(*seeds)]
 
 
-def many(first: int, number: int, *, jobs: int) -> int:
+def many(first: int, number: int, *, jobs: int, strict: bool) -> int:
     """A range of seeds on some processes."""
     start_s = time.perf_counter()
     faults: Counter[str] = Counter()
@@ -39,7 +42,7 @@ def many(first: int, number: int, *, jobs: int) -> int:
     size = max(1, min(50, number // (2 * jobs)))
     blocks = [(i, min(i + size, first + number)) for i in range(first, first + number, size)]
     with get_context("spawn").Pool(jobs, initializer=_quiet) as pool:
-        for outcomes in pool.imap_unordered(_block, blocks):
+        for outcomes in pool.imap_unordered(partial(_block, strict=strict), blocks):
             for one in outcomes:
                 faults.update(one.faults)
                 totals.update(draws=one.draws, rounds=one.rounds, audits=one.audits)
@@ -59,9 +62,9 @@ def many(first: int, number: int, *, jobs: int) -> int:
     return 1 if failed or missing else 0
 
 
-def one(seed: int, *, trace: bool) -> int:
+def one(seed: int, *, trace: bool, strict: bool) -> int:
     """One seed, with its events."""
-    outcome = run_seed(seed, trace=print if trace else None)
+    outcome = run_seed(seed, trace=print if trace else None, strict=strict)
     if outcome.fault:
         if not trace:
             print("\n".join(outcome.last))
@@ -76,7 +79,7 @@ def one(seed: int, *, trace: bool) -> int:
 def main(words: list[str]) -> int:
     """`key=value` words."""
     given = dict(word.split("=", 1) for word in words)
-    unknown = given.keys() - {"seed", "seeds", "jobs", "first", "trace", "log"}
+    unknown = given.keys() - {"seed", "seeds", "jobs", "first", "trace", "log", "strict"}
     if unknown:
         print(f"unknown {', '.join(sorted(unknown))}\n{__doc__}", file=sys.stderr)
         return 2
@@ -84,10 +87,11 @@ def main(words: list[str]) -> int:
         logging.basicConfig(level=logging.INFO, format="    %(name)s: %(message)s")
     else:
         _quiet()
+    strict = given.get("strict") != "0"
     if "seed" in given:
-        return one(int(given["seed"]), trace=given.get("trace") == "1")
+        return one(int(given["seed"]), trace=given.get("trace") == "1", strict=strict)
     return many(int(given.get("first", 0)), int(given.get("seeds", 100)),
-                jobs=int(given.get("jobs", 1)))  # fmt: skip
+                jobs=int(given.get("jobs", 1)), strict=strict)  # fmt: skip
 
 
 if __name__ == "__main__":

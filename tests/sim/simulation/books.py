@@ -38,6 +38,8 @@ class Books:
         self.num_draws = self.num_audits = 0
         self.strict_draws = True
         self.complete = False
+        self.presented: dict[str, tuple[str, ...]] = {}  # by incarnation: deltas in its outbox
+        self._keys: dict[str, int] = {}  # the lease of each idempotency key
 
     # --------------------------------------------------------------------------- as it happens
 
@@ -57,7 +59,30 @@ class Books:
         self.round = number
         self.thetas[number] = disk.alone(lambda: read_theta(self._aggregator.theta_path))
         self.hashes[number] = self._coordinator.state_hash
+        self._check_senders(number)
         self._world.trace(f"round {number} {self.hashes[number][:12]}")
+
+    def _check_senders(self, number: int) -> None:
+        """A merged delta is of its replica's living process, or was presented by it."""
+        state = self._coordinator._state
+        rows = state.ledger.rows(
+            "SELECT delta, replica, incarnation FROM deltas WHERE outcome = 'merged' "
+            "AND round = ?", number,
+        )  # fmt: skip
+        for delta, replica, incarnation in rows:
+            now = state.seats[replica].member.incarnation
+            self._check(
+                incarnation == now or delta in self.presented.get(now, ()),
+                f"round {number} took delta {delta} of a replaced process of {replica}",
+            )
+
+    def granted(self, key: str, lease: int) -> None:
+        """An idempotency key was answered with a lease."""
+        before = self._keys.setdefault(key, lease)
+        if before != lease:
+            live = {held.id for held in self._coordinator._state.table.leases()}
+            self._check(before not in live, f"leases {before} and {lease} for one key {key}")
+            self._keys[key] = lease
 
     def drew(self, site: Any, lease: Lease, offset: int, windows: list[int]) -> None:
         """A trainer fetched windows; nobody else may be authorised for them."""
@@ -137,7 +162,7 @@ class Books:
         try:
             rounds = db.execute("SELECT round, state_hash FROM rounds ORDER BY round").fetchall()
             rows = db.execute(
-                "SELECT delta, offer, staleness, outcome, round FROM deltas ORDER BY delta"
+                "SELECT delta, offer, staleness, outcome, round FROM deltas ORDER BY decided"
             ).fetchall()
         finally:
             db.close()
@@ -157,6 +182,7 @@ class Books:
             self._check(
                 fates.get(delta) == told, f"{delta}: told {told}, booked {fates.get(delta)}"
             )
+        self._check_chains(rows)
         merged = [
             (number, Offer.model_validate_json(offer), staleness)
             for _, offer, staleness, outcome, number in rows
@@ -168,6 +194,20 @@ class Books:
     def _check(self, holds: bool, text: str) -> None:
         if not holds:
             self._world.fail(text)
+
+    def _check_chains(self, rows: list[Any]) -> None:
+        """Each merged delta was encoded on its replica's one before, or without a residual."""
+        last: dict[str, str] = {}
+        for _, text, _, outcome, number in rows:
+            offer = Offer.model_validate_json(text)
+            if outcome != "merged":
+                continue
+            tip = last.get(offer.replica, "")
+            self._check(
+                offer.prev in ("", tip),
+                f"round {number} took {offer.delta}, encoded on {offer.prev}, after {tip}",
+            )
+            last[offer.replica] = offer.delta
 
     def _check_draws(self, merged: list[Offer]) -> None:
         """Exactly once, from what was drawn for merged deltas."""

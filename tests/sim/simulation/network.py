@@ -21,6 +21,7 @@ from pww.wire import (
     Acquire,
     Acquired,
     Done,
+    Granted,
     Heartbeat,
     Instruction,
     Leave,
@@ -147,7 +148,9 @@ class Port:
     def __init__(
         self, network: Network, to: Machine, target: Callable[[], Any], *, clock: Any, stop: Any,
         timeout_s: float, deadline_s: float, first_s: float, max_s: float,
+        granted: Callable[[str, int], None],
     ) -> None:  # fmt: skip
+        self._granted = granted
         self._network, self._to, self._target = network, to, target
         self._timeout_s, self._deadline_s = timeout_s, deadline_s
         machine = running()
@@ -180,7 +183,7 @@ class Port:
 
         def once() -> Reply:
             text = self._network.call(
-                self._to, lambda: serve(self._target(), name, body), timeout_s=self._timeout_s
+                self._to, lambda: self._serve(name, body), timeout_s=self._timeout_s
             )
             try:
                 return kind.model_validate_json(text)
@@ -189,6 +192,14 @@ class Port:
             raise Refused(refusal.message, code=refusal.code, retry_after_s=refusal.retry_after_s)
 
         return self._retry.run(once, what=name, deadline_s=deadline_s)
+
+    def _serve(self, name: str, body: str) -> str:
+        text = serve(self._target(), name, body)
+        if '"kind":"granted"' in text:
+            answer = Acquired.model_validate_json(text).answer
+            assert isinstance(answer, Granted)
+            self._granted(Acquire.model_validate_json(body).key, answer.lease.id)
+        return text
 
 
 def serve(coordinator: Any, name: str, body: str) -> str:

@@ -26,6 +26,7 @@ KINDS = (
     "lost_request", "lost_reply", "doubled", "delayed_request", "delayed_reply", "reordered",
     "partition", "crash_site", "crash_central", "crash_at_write_site", "crash_at_write_central",
     "freeze_site", "freeze_central", "wall_skew", "wall_jump", "leave", "folder_lost",
+    "folder_rolled_back", "moved",
     "disk_full_site", "disk_full_central", "flower_db_lost", "slow_write",
 )  # fmt: skip
 SETTLE_S = 600.0
@@ -152,6 +153,8 @@ class Scenario:
 
     def _ended(self, site: Site) -> bool:
         """Done, or absent when the run came to its end."""
+        if site.replaced and site.machine.dead:
+            return True
         if site.done or site.late or (site.machine.dead and site.machine.life == 0):
             return True
         if not site.machine.dead and not site.registered:
@@ -181,7 +184,7 @@ class Scenario:
             self._crash_site, self._crash_site, self._fuse_site, self._fuse_site,
             self._fuse_central, self._fuse_central, self._crash_central, self._freeze_site,
             self._freeze_central, self._jump, self._leave, self._full_site, self._full_central,
-            self._cut,
+            self._cut, self._save, self._move,
         ]  # fmt: skip
         strikes[int(world.rng.integers(0, len(strikes)))]()
 
@@ -197,6 +200,8 @@ class Scenario:
         if self.world.chance(0.15):
             self.world.inject("folder_lost", site.machine.name)
             site.lose_folder()
+        elif self.world.chance(0.5) and site.roll_back():
+            self.world.inject("folder_rolled_back", site.machine.name)
 
     def _crash_central(self) -> None:
         if self.central.machine.dead:
@@ -230,6 +235,19 @@ class Scenario:
     def _freeze_central(self) -> None:
         self._freeze(self.central.machine, "freeze_central")
 
+    def _save(self) -> None:
+        self._site().save()
+
+    def _move(self) -> None:
+        """The queue takes a site for dead that only stands still, and starts it elsewhere."""
+        site = self._site()
+        if site.machine.dead or site.replaced or site.done or site.machine.name.count("'"):
+            return
+        self.world.inject("moved", site.machine.name)
+        site.machine.frozen_until_s = self.world.now + self.world.uniform(5.0, 60.0)
+        self.sites.append(site.move())
+        self.world.at(self.world.uniform(0.0, 20.0), self.sites[-1].start)
+
     def _jump(self) -> None:
         machines = [self.central.machine, *(site.machine for site in self.sites)]
         machine = machines[int(self.world.rng.integers(0, len(machines)))]
@@ -254,14 +272,22 @@ class Scenario:
 
 
 def run_seed(
-    seed: int, *, trace: Callable[[str], None] | None = None, faults: bool = True
+    seed: int,
+    *,
+    trace: Callable[[str], None] | None = None,
+    faults: bool = True,
+    strict: bool = True,
 ) -> Outcome:
-    """Runs one seed from nothing and leaves nothing behind."""
+    """Runs one seed from nothing and leaves nothing behind.
+
+    Without `strict`, a block may be drawn by one who has lost it, as long as that is never merged.
+    """
     root = Path(tempfile.mkdtemp(prefix="pww-sim-", dir=_memory()))
     fault = ""
     with ExitStack() as stack:
         stack.callback(shutil.rmtree, root, ignore_errors=True)
         scenario = Scenario(seed, root, faults=faults)
+        scenario.books.strict_draws = strict
         world = scenario.world
         world.on_trace = trace
         stack.enter_context(threads.simulated(world))

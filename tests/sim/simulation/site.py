@@ -88,20 +88,21 @@ class Site:
 
     def __init__(
         self, world: World, network: Network, central: Any, books: Any, *, index: int, folder: Path,
-        plan: dict[str, int], space: Any, config: Any, step_s: float,
+        plan: dict[str, int], space: Any, config: Any, step_s: float, moved: int = 0,
     ) -> None:  # fmt: skip
         self.world, self.network, self.central, self.books = world, network, central, books
         self.index, self.folder, self.space, self.config = index, folder, space, config
         self.replica = f"site{index}/a"
-        self._plan, self._step_s = plan, step_s
+        self._plan, self._step_s, self._moved = plan, step_s, moved
         self.machine = Machine(
-            world, f"site/{index}", monotonic_s=world.uniform(0, 1e6),
+            world, f"site/{index}" + "'" * moved, monotonic_s=world.uniform(0, 1e6),
             skew_s=world.uniform(-300.0, 300.0),
         )  # fmt: skip
         self.clock = SimClock(self.machine)
+        self._copy = folder.with_name(f"{folder.name}-copy")
         self.done = self.late = False
+        self.replaced = False  # another machine runs this replica now
         self.registered = False
-        self.incarnation = ""
         self.ranks = Ranks()
         self.ends: list[str] = []
 
@@ -121,6 +122,8 @@ class Site:
             self.world.at(self.world.uniform(0.5, 15.0), self._requeue)
 
     def _requeue(self) -> None:
+        if self.replaced:
+            return
         if self.central.finished:
             self.late = True  # nobody is there any more
         else:
@@ -130,6 +133,29 @@ class Site:
         """Another machine, or a purged scratch: the next process starts from nothing."""
         self.books.keep_draws(self.folder)
         shutil.rmtree(self.folder, ignore_errors=True)
+
+    def save(self) -> None:
+        """Somebody copies the folder as it is."""
+        if self.folder.exists():
+            shutil.rmtree(self._copy, ignore_errors=True)
+            shutil.copytree(self.folder, self._copy)
+
+    def roll_back(self) -> bool:
+        """The folder comes back from that copy; False if there is none."""
+        if not self._copy.exists():
+            return False
+        self.lose_folder()
+        self._copy.rename(self.folder)
+        return True
+
+    def move(self) -> "Site":
+        """The same replica on another machine, which has nothing of this one's."""
+        self.replaced = True
+        return Site(
+            self.world, self.network, self.central, self.books, index=self.index,
+            folder=self.folder.with_name(f"{self.folder.name}-moved"), plan=self._plan,
+            space=self.space, config=self.config, step_s=self._step_s, moved=self._moved + 1,
+        )  # fmt: skip
 
     def _process(self) -> None:
         try:
@@ -166,20 +192,20 @@ class Site:
         else:
             write_theta(seed, trainer.tensors(), SHAPES)
         start = Start(self.space, MODEL, seed, outbox.last)
-        key = self.index + 8 * self.machine.life
+        key = self.index + 8 * self.machine.life + 1000 * self._moved
         network, to = self.network, self.central.machine
         transport = config.transport
         port = Port(
             network, to, lambda: self.central.coordinator, clock=self.clock, stop=self.ranks.asked,
             timeout_s=transport.timeout_s, deadline_s=30.0, first_s=transport.retry_first_s,
-            max_s=transport.retry_max_s,
+            max_s=transport.retry_max_s, granted=self.books.granted,
         )  # fmt: skip
         session = Session(
             port, replica=self.replica, node_key=public_pem(key), space=self.space, model=MODEL,
             darl=config.darl, clock=self.clock, stop=self.ranks.asked, versions={},
             claims=start.claims, new_token=world.token,
         )  # fmt: skip
-        self.incarnation = session.incarnation
+        self.books.presented[session.incarnation] = start.claims.deltas
         exchange = None
         try:
             session.register()

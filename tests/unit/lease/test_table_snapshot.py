@@ -67,6 +67,8 @@ def test_what_is_loaded_decides_as_what_was_dumped() -> None:
         lambda table: (table.complete, table.leased, list(table.leases()), table.committed_by),
     ):
         assert decide(again) == decide(t.table)
+    assert list(again.attempts) == list(t.table.attempts) != []
+    assert again.max_attempts == t.table.max_attempts
 
 
 def test_nothing_expires_between_a_load_and_its_restore() -> None:
