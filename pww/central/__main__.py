@@ -2,6 +2,8 @@
 
 python -m pww.central data=tinyshakespeare      start, or go on where the state folder stands
 python -m pww.central audit [FOLDER]            what the ledger says of a run (default: the newest)
+python -m pww.central replay [FOLDER] [--without site/replica@round ...]
+                                                its merges again, from central.keep_deltas=true
 python -m pww.central init|add|revoke …         keys, certificate and bundles (--help says more)
 """
 
@@ -26,9 +28,11 @@ log = logging.getLogger("pww.central")
 
 
 def main(argv: list[str]) -> int:
-    """Starts the central, audits a run, or manages its keys; returns the exit code."""
+    """Starts the central, looks at a run, or manages its keys; returns the exit code."""
     if argv and argv[0] == "audit":
         return _audit(argv[1:])
+    if argv and argv[0] == "replay":
+        return _replay(argv[1:])
     if argv and argv[0] in keys_command.COMMANDS:
         return keys_command.run(argv)
     return run_app(
@@ -83,6 +87,43 @@ def _audit(argv: list[str]) -> int:
         print(fault, file=sys.stderr)
         return fault.exit_code
     print(f"run folder {paths.shown(folder)}")
+    print(result.render())
+    return 0 if result.ok else 1
+
+
+def _replay(argv: list[str]) -> int:
+    from pww.central.replay import Cut, replay
+
+    if any(word in ("-h", "--help") for word in argv):
+        print(__doc__)
+        return 0
+    folders, without = [], []
+    words = iter(argv)
+    for word in words:
+        if word == "--without":
+            without.append(next(words, ""))
+        elif word.startswith("--without="):
+            without.append(word.partition("=")[2])
+        else:
+            folders.append(word)
+    if len(folders) > 1 or any(word.startswith("-") for word in folders):
+        print(
+            f"replay takes one folder at most and --without, not {' '.join(folders)}",
+            file=sys.stderr,
+        )
+        return 2
+    try:
+        cuts = [Cut.parse(text) for text in without]
+        folder = Path(folders[0]) if folders else _newest_run(paths.PROJECT / "outputs")
+        with owned(folder, remedy="its central runs; a replay is for when it has stopped"):
+            result = replay(folder, cuts, say=print)
+    except OSError as fault:
+        print(f"the replay cannot go on: {fault}", file=sys.stderr)
+        return 1
+    except PwwError as fault:
+        print(fault, file=sys.stderr)
+        return fault.exit_code
+    print(f"theta {paths.shown(result.theta)}")
     print(result.render())
     return 0 if result.ok else 1
 

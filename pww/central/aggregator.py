@@ -248,8 +248,9 @@ class Aggregator:
         with screen(payloads, self._shapes, known=self._checked) as screened:
             try:
                 result, screened = merge_finite(
-                    base, screened, generations=self._generations, diloco=self._diloco
-                )
+                    base, screened, number=number, generations=self._generations,
+                    diloco=self._diloco,
+                )  # fmt: skip
             except OSError as why:
                 raise _disk(f"round {number}", why) from why
         self._exclude(screened.excluded)

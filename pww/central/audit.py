@@ -3,13 +3,15 @@
 Two sides that never share a number are compared: the spans that merged deltas name (table `deltas`
 joined with `rounds`), and the commits of the lease journal with the table that it replays to. A
 block is *lost* when no merged delta covers it and no replica can lease it any more; *doubled* when
-two merged deltas cover it, or one does and it can still be leased.
+two merged deltas cover it, or one does and it can still be leased or is quarantined. Time is linear
+in the journal; in memory are the merged spans and the table.
 """
 
 import json
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import cast
 
@@ -22,6 +24,10 @@ from pww.wire import Offer, SpaceInfo, Span
 
 CAN_BE_LEASED = 2**32
 """Weight of an interval that is leased or in the pool, far above any number of merged deltas."""
+SET_ASIDE = 2**40
+"""Weight of a quarantined interval."""
+NAMED = 1000
+"""How many quarantined blocks are named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +50,8 @@ class Audit:
     doubled: int
     leased: int
     unleased: int
+    quarantined: int
+    quarantined_blocks: tuple[int, ...]  # ids of the first, by position
     merges: int
     shares: tuple[Share, ...]
     faults: tuple[str, ...]  # where the two sides of the books differ
@@ -58,12 +66,21 @@ class Audit:
         lines = [
             f"run {self.run}: {self.blocks} blocks, {self.merges} merges",
             f"exactly once {self.exactly_once}, lost {self.lost}, doubled {self.doubled}",
-            f"leased {self.leased}, unleased {self.unleased}",
+            f"leased {self.leased}, unleased {self.unleased}, quarantined {self.quarantined}",
+            *self._named(),
             *(f"  {s.replica}: {s.blocks} blocks in {s.deltas} deltas" for s in self.shares),
             *(f"books differ: {fault}" for fault in self.faults),
             "ok" if self.ok else "NOT ok",
         ]
         return "\n".join(lines)
+
+    def _named(self) -> list[str]:
+        """The quarantined blocks, for people."""
+        if not self.quarantined:
+            return []
+        more = self.quarantined - len(self.quarantined_blocks)
+        rest = f" and {more} more" if more else ""
+        return [f"quarantined blocks: {', '.join(map(str, self.quarantined_blocks))}{rest}"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +99,7 @@ def audit(folder: Path) -> Audit:
     Raises:
         StateError: there is no ledger.
     """
-    ledger = _open(folder)
+    ledger = open_ledger(folder)
     try:
         with ledger.snapshot():
             run, space = _run(ledger)
@@ -94,16 +111,17 @@ def audit(folder: Path) -> Audit:
         ledger.close()
     _compare(merged, commits, faults)
     spans = [(each.span, 1) for each in merged]
-    available = [(s, CAN_BE_LEASED) for s in table.unassigned]
-    available += [(held.span, CAN_BE_LEASED) for held in table.leases()]
+    spans += [(span, CAN_BE_LEASED) for span in table.unassigned]
+    spans += [(held.span, CAN_BE_LEASED) for held in table.leases()]
+    spans += [(span, SET_ASIDE) for span in table.quarantined]
     once = lost = doubled = 0
-    for width, depth in _depths([*spans, *available], space.num_positions):
-        covered, can_be_leased = depth % CAN_BE_LEASED, depth >= CAN_BE_LEASED
-        if covered > 1 or (covered and can_be_leased):
+    for width, depth in _depths(spans, space.num_positions):
+        covered, elsewhere = depth % CAN_BE_LEASED, depth >= CAN_BE_LEASED
+        if covered > 1 or (covered and elsewhere):
             doubled += width
         elif covered:
             once += width
-        elif not can_be_leased:
+        elif not elsewhere:
             lost += width
     blocks = Counter[str]()
     for each in merged:
@@ -111,6 +129,7 @@ def audit(folder: Path) -> Audit:
     deltas = Counter(replica for replica, _ in {(each.replica, each.delta) for each in merged})
     if dict(blocks) != table.committed_by:
         faults.append(f"merged per replica {dict(blocks)}, committed {table.committed_by}")
+    aside = (position for each in table.quarantined for position in range(each.start, each.stop))
     return Audit(
         run=run,
         blocks=space.num_positions,
@@ -119,6 +138,8 @@ def audit(folder: Path) -> Audit:
         doubled=doubled,
         leased=table.leased,
         unleased=table.unassigned.total,
+        quarantined=table.quarantined.total,
+        quarantined_blocks=tuple(space.block(p) for p in islice(aside, NAMED)),
         merges=merges,
         shares=tuple(Share(r, blocks[r], deltas[r]) for r in sorted(blocks)),
         faults=tuple(faults),
@@ -131,7 +152,7 @@ def merged_deltas(folder: Path) -> tuple[BlockSpace, frozenset[str]]:
     Raises:
         StateError: there is no ledger.
     """
-    ledger = _open(folder)
+    ledger = open_ledger(folder)
     try:
         with ledger.snapshot():
             _, space = _run(ledger)
@@ -140,8 +161,12 @@ def merged_deltas(folder: Path) -> tuple[BlockSpace, frozenset[str]]:
         ledger.close()
 
 
-def _open(folder: Path) -> Ledger:
-    """The ledger of a run folder, or of the state folder in it."""
+def open_ledger(folder: Path) -> Ledger:
+    """The ledger of a run folder, or of the state folder in it, to look at.
+
+    Raises:
+        StateError: there is none, or it cannot be read.
+    """
     inner = folder / "central" / FILE
     return Ledger.read_only(inner if inner.is_file() else folder / FILE)
 
@@ -156,30 +181,29 @@ def _run(ledger: Ledger) -> tuple[str, BlockSpace]:
 
 def _merged(ledger: Ledger) -> list[_Merged]:
     """Every span of every delta that a round on record absorbed."""
-    rows = ledger.rows(
-        "SELECT deltas.offer FROM deltas JOIN rounds ON deltas.round = rounds.round "
-        "WHERE deltas.outcome = 'merged' AND rounds.report IS NOT NULL ORDER BY deltas.decided"
-    )
+    merged = []
     try:
-        offers = [Offer.model_validate_json(str(offer)) for (offer,) in rows]
+        for (text,) in ledger.each(
+            "SELECT deltas.offer FROM deltas JOIN rounds ON deltas.round = rounds.round "
+            "WHERE deltas.outcome = 'merged' AND rounds.report IS NOT NULL ORDER BY deltas.decided"
+        ):
+            offer = Offer.model_validate_json(str(text))
+            for leased in offer.spans:
+                merged.append(_Merged(offer.delta, offer.replica, leased.lease, leased.span))
     except ValueError as why:
         raise StateError(
             f"ledger {ledger.path} holds a delta that cannot be read ({why}): restore a copy"
         ) from why
-    return [
-        _Merged(offer.delta, offer.replica, leased.lease, leased.span)
-        for offer in offers
-        for leased in offer.spans
-    ]
+    return merged
 
 
 def _round_faults(ledger: Ledger) -> list[str]:
     """Gaps in the rounds, and deltas merged into a round that is not on record."""
     faults = []
     current = cast(int, ledger.rows("SELECT round FROM run")[0][0])
-    numbers = [row[0] for row in ledger.rows("SELECT round FROM rounds ORDER BY round")]
-    if numbers and numbers != list(range(current + 1)):
-        faults.append(f"the run is at round {current}, on record are {len(numbers)} rounds")
+    count, first, last = ledger.rows("SELECT COUNT(*), MIN(round), MAX(round) FROM rounds")[0]
+    if count and (count, first, last) != (current + 1, 0, current):
+        faults.append(f"the run is at round {current}, on record are {count} rounds")
     for (delta,) in ledger.rows(
         "SELECT delta FROM deltas WHERE outcome = 'merged' "
         "AND round NOT IN (SELECT round FROM rounds WHERE report IS NOT NULL)"
@@ -195,7 +219,7 @@ def _replay(
     table = LeaseTable(space.num_positions, epoch_positions=space.num_blocks)
     commits = []
     try:
-        for (body,) in ledger.rows("SELECT body FROM lease_events ORDER BY seq"):
+        for (body,) in ledger.each("SELECT body FROM lease_events ORDER BY seq"):
             event = from_record(json.loads(str(body)))
             if isinstance(event, Committed):
                 commits.append(event)

@@ -192,6 +192,17 @@ class Ledger:
             except sqlite3.Error as why:
                 raise self._unusable(why) from why
 
+    def each(self, sql: str) -> Iterator[tuple[Value, ...]]:
+        """The rows of one query one by one, however many there are; use it in a `snapshot`.
+
+        Raises:
+            StateError: the file cannot be read.
+        """
+        try:
+            yield from self._db.execute(sql)
+        except sqlite3.Error as why:
+            raise self._unusable(why) from why
+
     def _check_version(self) -> None:
         version = self.rows("PRAGMA user_version")[0][0]
         if version != SCHEMA_VERSION:

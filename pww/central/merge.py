@@ -80,10 +80,11 @@ def merge_finite(
     base: Generation,
     screened: Screened,
     *,
+    number: int,
     generations: Generations,
     diloco: schema.Diloco,
 ) -> tuple[MergeResult | None, Screened]:
-    """The generation after `base`, of all that can be merged; and who was left out in the end.
+    """Generation `number` from `base`, of all that can be merged; and who was left out in the end.
 
     None, and no generation, if nobody is left: the round is void.
 
@@ -92,7 +93,7 @@ def merge_finite(
     """
     while screened.usable:
         try:
-            with generations.draft(base.info.round + 1, shapes_of(base)) as draft:
+            with generations.draft(number, shapes_of(base)) as draft:
                 result = merge(base, screened.usable, diloco=diloco, out=draft)
         except Unmergeable as fault:
             screened = screened.without(fault.delta, str(fault))

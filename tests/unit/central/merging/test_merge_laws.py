@@ -133,7 +133,7 @@ def test_the_delta_that_is_largest_where_it_overflows_is_to_blame(bench):
     with screen(bench.staged, bench.shapes, known={}) as screened:
         base = bench.generations.open(name_of(0))
         result, screened = merge_finite(
-            base, screened, generations=bench.generations, diloco=diloco(outer)
+            base, screened, number=1, generations=bench.generations, diloco=diloco(outer)
         )
     assert result.merged == tuple(bench.staged[i].delta for i in (0, 2))
     assert [one.replica for one in screened.excluded] == ["b/y"]
@@ -160,7 +160,7 @@ Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts agai
 start = [int(l.split()[1]) for l in Path("/proc/self/status").open() if l.startswith("VmRSS")][0]
 with screen(bench.staged, shapes, known={{}}) as screened:
     result, _ = merge_finite(
-        bench.generations.open(name_of(0)), screened, generations=bench.generations,
+        bench.generations.open(name_of(0)), screened, number=1, generations=bench.generations,
         diloco=diloco(FEDAVG.model_copy(update=dict(optimizer="nesterov", momentum=0.9, lr=3.0))),
     )
 assert len(result.merged) == {merged}
