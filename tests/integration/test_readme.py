@@ -116,4 +116,5 @@ def test_the_demonstration_with_a_kill_and_a_late_site(project: Project) -> None
 def test_every_command_was_tried() -> None:
     tried = [c for c in PYTHON if c == "python -m pww.train" or "pww.demo" in c or "--" in c]
     tried += [c for c in PYTHON if "dry=true" in c or "audit" in c or "tinyshakespeare" in c]
+    tried += [c for c in PYTHON if "pww.simulate" in c]  # by test_simulate.py
     assert set(tried) == set(PYTHON)
