@@ -36,6 +36,7 @@ QUICK = (
     "darl.heartbeat_s=1",
     "darl.detect_s=4",
     "evaluation.max_windows=32",
+    "central.linger_s=1",  # a killed site does not come back
 )
 """Overrides that suit a demonstration: short phases, and a killed site is noticed soon."""
 OURS = (

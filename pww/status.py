@@ -216,7 +216,8 @@ def _show(place: Place, asked: Asked) -> int:
     from rich.console import Console
     from rich.live import Live
 
-    console, clock, never = Console(), SystemClock(), threading.Event()
+    wide = None if sys.stdout.isatty() else 160  # a file has no width
+    console, clock, never = Console(width=wide), SystemClock(), threading.Event()
     first = status()
     if not asked.watch:
         console.print(_rendered(first))
@@ -261,7 +262,8 @@ def _rendered(status: dict[str, Any]) -> "Group":
         "replica", "state", "process", "seen", "lease", "steps", "tokens/s", "loss", "drift",
         "stale", "delta", "blocks in",
     ):  # fmt: skip
-        table.add_column(name, justify="left" if name in ("replica", "state") else "right")
+        left = name in ("replica", "state")
+        table.add_column(name, justify="left" if left else "right", no_wrap=name == "replica")
     for member in status["members"]:
         phase = member["phase"]
         spans = [f"{x['start']}-{x['stop']}" + _mark(x) for x in member["leases"]]
