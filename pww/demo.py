@@ -41,7 +41,8 @@ QUICK = (
 """Overrides that suit a demonstration: short phases, and a killed site is noticed soon."""
 OURS = (
     "site", "replica", "run.name", "resume", "dry",
-    "central.url", "central.port", "central.aggregator_port",
+    "central.url", "central.port", "central.aggregator_port", "central.security.keys",
+    "central.bundle",
 )  # fmt: skip
 """Keys that the demonstration sets itself: an override of theirs would be ignored."""
 GIVE_UP_S = 600.0
