@@ -17,7 +17,7 @@ import sys
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pww.clock import SystemClock
 from pww.config import paths
@@ -262,8 +262,8 @@ def _rendered(status: dict[str, Any]) -> "Group":
         "replica", "state", "process", "seen", "lease", "steps", "tokens/s", "loss", "drift",
         "stale", "delta", "blocks in",
     ):  # fmt: skip
-        left = name in ("replica", "state")
-        table.add_column(name, justify="left" if left else "right", no_wrap=name == "replica")
+        justify: Literal["left", "right"] = "left" if name in ("replica", "state") else "right"
+        table.add_column(name, justify=justify, no_wrap=name == "replica")
     for member in status["members"]:
         phase = member["phase"]
         spans = [f"{x['start']}-{x['stop']}" + _mark(x) for x in member["leases"]]
