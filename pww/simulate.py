@@ -20,7 +20,6 @@ import signal
 import sys
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
@@ -34,15 +33,11 @@ from pww.config.load import compose
 from pww.config.schema import Config
 from pww.coverage import BATCHES, coverage
 from pww.demo import free_name, free_ports
-from pww.errors import ConfigError, PwwError, StateError, Stopped
+from pww.errors import PwwError, StateError, Stopped
 from pww.log import read_json_lines
+from pww.simulate_plan import BATCH_WINDOWS, BLOCK_WINDOWS, Plan, parse, write_manifest
 
 CENTRAL = "central"
-BLOCK_WINDOWS, BATCH_WINDOWS = 4, 2
-SPREAD = 8.0
-"""The fastest replica's speed by the slowest's."""
-PHASES = 24
-"""The fastest replica's phase is this part of the corpus."""
 GIVE_UP_S = 600.0
 POLL_S = 0.2
 QUICK = (
@@ -50,53 +45,9 @@ QUICK = (
     "darl.detect_s=3", "darl.ttl_floor_s=4", "darl.restore_grace_s=4",
     "transport.poll_s=0.1", "transport.retry_first_s=0.1", "transport.retry_max_s=0.5",
     "metrics.wandb.mode=disabled", f"optim.batch_windows={BATCH_WINDOWS}", "site=local",
-    "evaluation.every_rounds=1000000",
+    "evaluation.every_rounds=1000000", "central.linger_s=1",
 )  # fmt: skip
 """Settings that suit a run of half a minute."""
-RANGES = {"replicas": (1, 16), "kill": (0, 15), "late": (0, 15), "blocks": (1, 10**5),
-          "seed": (0, 2**31 - 1)}  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What the command line asked for."""
-
-    replicas: int = 4
-    kill: int = 1
-    late: int = 1
-    blocks: int = 1000
-    seed: int = 0
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Replica ids within their site, slowest first."""
-        return tuple(chr(ord("a") + i) for i in range(self.replicas))
-
-    @property
-    def speeds(self) -> tuple[float, ...]:
-        """Windows per second, slowest first; all of them together take half a minute or less."""
-        steps = max(1, self.replicas - 1)
-        relative = [SPREAD ** (i / steps) for i in range(self.replicas)]
-        seconds = min(12.0, max(4.0, self.blocks / 80))
-        slowest = self.blocks * BLOCK_WINDOWS / seconds / sum(relative)
-        return tuple(slowest * each for each in relative)
-
-    @property
-    def phase_blocks(self) -> int:
-        """Blocks of the fastest replica's phase."""
-        return max(1, self.blocks // PHASES)
-
-    @property
-    def killed(self) -> tuple[str, ...]:
-        """Who is killed: not the fastest or the slowest, as long as there are others."""
-        order = [*self.names[-2:0:-1], self.names[0], self.names[-1]]
-        return tuple(order[: self.kill])
-
-    @property
-    def latecomers(self) -> tuple[str, ...]:
-        """Who joins late; likewise."""
-        order = [*self.names[1:-1], self.names[0], self.names[-1]]
-        return tuple(name for name in order if name not in self.killed)[: self.late]
 
 
 def main(argv: list[str]) -> int:
@@ -117,54 +68,18 @@ def main(argv: list[str]) -> int:
         return fault.exit_code
 
 
-def parse(argv: Sequence[str]) -> Plan:
-    """What the words ask for.
-
-    Raises:
-        ConfigError: a word is not ours, a value is out of range, or nobody would be left.
-    """
-    values: dict[str, int] = {}
-    faults = []
-    for word in argv:
-        key, _, text = word.partition("=")
-        if key not in RANGES:
-            faults.append(f"{word}: the words are {', '.join(f'{key}=N' for key in RANGES)}")
-            continue
-        low, high = RANGES[key]
-        if not (text.isascii() and text.isdigit() and low <= int(text) <= high):
-            faults.append(f"{key}={text}: a whole number from {low} to {high}")
-        elif key in values:
-            faults.append(f"{word}: {key} is given twice")
-        else:
-            values[key] = int(text)
-    plan = Plan(**values)
-    if not faults and plan.kill + plan.late >= plan.replicas:
-        faults.append(
-            f"kill={plan.kill} late={plan.late} needs replicas={plan.kill + plan.late + 1} or "
-            "more: one has to start at once and stay"
-        )
-    if not faults and plan.blocks < 10 * plan.replicas:
-        faults.append(
-            f"blocks={plan.blocks} are too few for replicas={plan.replicas}: give blocks="
-            f"{10 * plan.replicas} or more"
-        )
-    if faults:
-        raise ConfigError(faults)
-    return plan
-
-
-def as_central(folder: Path, blocks: int) -> None:
+def as_central(folder: Path) -> None:
     """Target of the central's process; torch is imported there only."""
     from pww import simulated
 
-    simulated.central(folder, blocks)
+    simulated.central(folder)
 
 
-def as_site(folder: Path, blocks: int, windows_per_s: float) -> None:
+def as_site(folder: Path, windows_per_s: float) -> None:
     """Target of a replica's process."""
     from pww import simulated
 
-    simulated.site(folder, blocks, windows_per_s)
+    simulated.site(folder, windows_per_s)
 
 
 class _Family:
@@ -185,12 +100,11 @@ class _Family:
         if name != CENTRAL:
             config = config.model_copy(update={"replica": name})
         paths.freeze(config, folder)
-        blocks = self.plan.blocks
         if name == CENTRAL:
-            process = self._context.Process(target=as_central, args=(folder, blocks))
+            process = self._context.Process(target=as_central, args=(folder,))
         else:
             speed = self.plan.speeds[self.plan.names.index(name)]
-            process = self._context.Process(target=as_site, args=(folder, blocks, speed))
+            process = self._context.Process(target=as_site, args=(folder, speed))
         process.start()
         self.started[name] = process
 
@@ -235,14 +149,19 @@ class _Family:
 def _run(plan: Plan) -> int:
     ports = free_ports(2)
     url = f"http://127.0.0.1:{ports[0]}"
+    root = compose(()).run.root
+    name = free_name(paths.PROJECT / root, "simulate")
+    manifest = f"{root}/{name}/manifest.json"
+    steps = plan.phase_blocks * BLOCK_WINDOWS // BATCH_WINDOWS
     config = compose(
-        (*QUICK, f"darl.seed={plan.seed}", f"central.url={url}", f"central.port={ports[0]}",
-         f"central.aggregator_port={ports[1]}",
-         f"diloco.inner_steps={plan.phase_blocks * BLOCK_WINDOWS // BATCH_WINDOWS}")
+        (*QUICK, f"run.name={name}", f"darl.seed={plan.seed}", f"diloco.inner_steps={steps}",
+         f"central.url={url}", f"central.port={ports[0]}", f"central.aggregator_port={ports[1]}",
+         f"central.manifest={manifest}")
     )  # fmt: skip
-    outputs = paths.PROJECT / config.run.root
-    name = free_name(outputs, "simulate")
-    family = _Family(plan, outputs / name, config)
+    family = _Family(plan, paths.PROJECT / root / name, config)
+    family.root.mkdir(parents=True)
+    # the last block is short
+    write_manifest(paths.PROJECT / manifest, num_windows=plan.blocks * BLOCK_WINDOWS - 1)
     print(f"simulate: {plan.blocks} blocks, central on {url}; all is in {paths.shown(family.root)}")
     try:
         _watch(family, url)

@@ -1,7 +1,7 @@
 """The processes of `python -m pww.simulate`: a real central and real sites whose work is a sleep.
 
 Leases, heartbeats, Flower, outbox, merge and ledger are those of production; what is missing is the
-corpus (its index space is made of numbers) and the network that is trained (one tensor of one
+corpus (there is only its manifest) and the network that is trained (one tensor of one
 element).
 Everything heavy is imported here, once: the children are forked from a server that has it.
 """
@@ -14,29 +14,23 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
-from hashlib import sha256
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
 
 from pww import log as pww_log
-from pww.central.aggregator import Aggregator
-from pww.central.coordinator import Coordinator
-from pww.central.http import coordinator_app
-from pww.central.inbox import CentralInbox
-from pww.central.ledger import FILE, Ledger
+from pww.central.service import serve
 from pww.clock import SystemClock
 from pww.codec import get_codec
+from pww.config import paths
 from pww.config.load import read_config
 from pww.config.paths import CONFIG_FILE
-from pww.config.schema import Config
 from pww.connect import Start, connect
 from pww.coverage import BATCHES
-from pww.errors import PwwError, Stopped
+from pww.data.manifest import read_manifest
+from pww.errors import PwwError
 from pww.federation.fleet import FleetSite as FleetSite  # for the server to have it loaded
-from pww.federation.rounds import Rounds
-from pww.federation.superlink import EmbeddedSuperLink
 from pww.launcher.process import die_with_parent
 from pww.lease.space import BlockSpace
 from pww.log import JsonLines
@@ -46,37 +40,23 @@ from pww.replica.federated import FederatedExchange as FederatedExchange
 from pww.replica.outbox import Outbox
 from pww.replica.plan import PhasePlan
 from pww.replica.report import Report
+from pww.simulate_plan import WINDOW_TOKENS
 from pww.trainer.api import EvalResult, PhaseResult, StepHook, Stop
 from pww.trainer.ranks import Ranks, init_ranks
 from pww.transport.payload import write_theta
-from pww.transport.serve import AsgiServer
 from pww.wire import model_digest
 
 log = logging.getLogger("pww.simulate")
-WINDOW_TOKENS = 9
-"""A window has eight targets; nobody computes them."""
 
 
-def space_of(config: Config, *, blocks: int) -> BlockSpace:
-    """An index space of that many blocks, the last one short; no corpus is behind it."""
-    return BlockSpace(
-        num_windows=blocks * config.darl.block_windows - 1,
-        block_windows=config.darl.block_windows,
-        seed=config.darl.seed,
-        epochs=1,
-        window_tokens=WINDOW_TOKENS,
-        corpus=sha256(b"pww.simulate").hexdigest(),
-    )
-
-
-def central(folder: Path, blocks: int) -> None:
+def central(folder: Path) -> None:
     """A process: coordinator and aggregator, until every block is in and all sites have left."""
-    _be("central", folder, partial(_central, folder, blocks))
+    _be("central", folder, partial(_central, folder))
 
 
-def site(folder: Path, blocks: int, windows_per_s: float) -> None:
+def site(folder: Path, windows_per_s: float) -> None:
     """A process: one replica that works at that speed, until every block is in."""
-    _be(folder.name, folder, partial(_site, folder, blocks, windows_per_s))
+    _be(folder.name, folder, partial(_site, folder, windows_per_s))
 
 
 def _be(label: str, folder: Path, work: "partial[None]") -> None:
@@ -102,55 +82,15 @@ def _be(label: str, folder: Path, work: "partial[None]") -> None:
         os._exit(code)  # threads may wait for a peer for ever; all that is durable is on disk
 
 
-def _metrics(config: Config, folder: Path) -> Metrics:
-    return Metrics(
-        folder, project="", group="", name=folder.name, wandb_id="", mode="disabled",
-        config=config.model_dump(mode="json"),
-    )  # fmt: skip
-
-
-def _central(folder: Path, blocks: int) -> None:
-    """As `python -m pww.central` does it, over an index space without a corpus."""
-    config = read_config(folder / CONFIG_FILE)
-    clock, stop = SystemClock(), threading.Event()
+def _central(folder: Path) -> None:
+    """What `python -m pww.central` does."""
+    stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
-    ports = [
-        AsgiServer(host=config.central.host, port=port, key=key)
-        for key, port in (
-            ("central.port", config.central.port),
-            ("central.aggregator_port", config.central.aggregator_port),
-        )
-    ]
-    space = space_of(config, blocks=blocks)
-    state = folder / "central"
-    state.mkdir(exist_ok=True)
-    link = EmbeddedSuperLink(state, limit_mb=config.transport.limit_mb)
-    books = Coordinator(
-        Ledger(state / FILE), space, darl=config.darl, aggregator_port=ports[1].port, clock=clock,
-        members=link, staleness_window=config.diloco.staleness_window,
-        limit_mb=config.transport.limit_mb, balanced=config.diloco.phase == "balanced",
-    )  # fmt: skip
-    merger = Aggregator(books, folder=state, diloco=config.diloco, clock=clock)
-    inbox = CentralInbox(
-        books, merger, _metrics(config, folder), clock=clock, address=config.central.url
-    )
-    ports[0].start(coordinator_app(books), name="coordinator")
-    with link.run():
-        ports[1].start(link.app, name="aggregator")
-        log.info("%d blocks, leases on port %d", space.num_positions, ports[0].port)
-        rounds = Rounds(
-            link, inbox, folder=state / "incoming", clock=clock,
-            limit_mb=config.transport.limit_mb, seed_ttl_s=config.central.patience_s,
-        )  # fmt: skip
-        rounds.run(stop)
-    for port in ports:
-        port.stop()
-    if stop.is_set():
-        raise Stopped(f"stopped at round {books.round}")
+    log.info("%s", serve(read_config(folder / CONFIG_FILE), folder, stop, clock=SystemClock()))
 
 
-def _site(folder: Path, blocks: int, windows_per_s: float) -> None:
+def _site(folder: Path, windows_per_s: float) -> None:
     """As `python -m pww.worker` does it, with a sleep for an engine."""
     config = read_config(folder / CONFIG_FILE)
     clock = SystemClock()
@@ -159,7 +99,7 @@ def _site(folder: Path, blocks: int, windows_per_s: float) -> None:
         ranks = Ranks()
         stack.callback(ranks.close)
         ranks.handle_signals()
-        space = space_of(config, blocks=blocks)
+        space = BlockSpace.of(read_manifest(paths.PROJECT / config.central.manifest), config.darl)
         plan = PhasePlan.of(config, space)
         trainer = Sleeper(
             folder / BATCHES, batch_windows=config.optim.batch_windows,
@@ -174,8 +114,12 @@ def _site(folder: Path, blocks: int, windows_per_s: float) -> None:
         start = Start(space, model_digest(trainer.shapes()), seed, outbox.last)
         ends = connect(config, folder, start, clock=clock, stop=ranks.asked)
         stack.callback(lambda: ends.close(()))
+        metrics = Metrics(
+            folder, project="", group="", name=folder.name, wandb_id="", mode="disabled", config={}
+        )
+        stack.callback(metrics.close)
         report = Report(
-            folder, metrics=_metrics(config, folder), outbox=outbox, plan=plan,
+            folder, metrics=metrics, outbox=outbox, plan=plan,
             every_rounds=config.evaluation.every_rounds, clock=clock,
         )  # fmt: skip
         stack.callback(report.close)

@@ -22,7 +22,7 @@ from pww.central.ledger import Ledger
 from pww.coverage import BATCHES, DRAWS, Coverage, coverage
 from pww.errors import ConfigError
 from pww.log import JsonLines, read_json_lines
-from pww.simulate import Plan, parse
+from pww.simulate_plan import Plan, parse
 from pww.wire import Offer
 
 README = ROOT / "README.md"
