@@ -56,13 +56,11 @@ def main(argv: list[str]) -> int:
         print(__doc__)
         return 0
     pww_log.setup()
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.default_int_handler)
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: stop.set())
     try:
-        return _run(parse(argv))
-    except KeyboardInterrupt:
-        print("simulate: stopped; its processes are ended", file=sys.stderr)
-        return Stopped.exit_code
+        return _run(parse(argv), stop)
     except PwwError as fault:
         print(fault, file=sys.stderr)
         return fault.exit_code
@@ -146,7 +144,7 @@ class _Family:
         return "\n".join(lines)
 
 
-def _run(plan: Plan) -> int:
+def _run(plan: Plan, stop: threading.Event) -> int:
     ports = free_ports(2)
     url = f"http://127.0.0.1:{ports[0]}"
     root = compose(()).run.root
@@ -164,7 +162,7 @@ def _run(plan: Plan) -> int:
     write_manifest(paths.PROJECT / manifest, num_windows=plan.blocks * BLOCK_WINDOWS - 1)
     print(f"simulate: {plan.blocks} blocks, central on {url}; all is in {paths.shown(family.root)}")
     try:
-        _watch(family, url)
+        _watch(family, url, stop)
     finally:
         family.end()
     result = coverage(family.root / CENTRAL, {f"local/{n}": family.root / n for n in plan.names})
@@ -180,13 +178,14 @@ def _run(plan: Plan) -> int:
     return 0 if result.ok else 1
 
 
-def _watch(family: _Family, url: str) -> None:
+def _watch(family: _Family, url: str, stop: threading.Event) -> None:
     """Starts, kills and waits until all have ended by themselves.
 
     Raises:
         StateError: one of them failed, it takes too long, or it was over before a kill or a join.
+        Stopped: `stop` was set.
     """
-    plan, clock, never = family.plan, SystemClock(), threading.Event()
+    plan, clock = family.plan, SystemClock()
     waiting = {who: 0.2 + 0.4 * i / plan.kill for i, who in enumerate(plan.killed)}
     absent = {who: 0.1 + 0.4 * i / plan.late for i, who in enumerate(plan.latecomers)}
     began_s, said = clock.monotonic(), -1
@@ -219,7 +218,8 @@ def _watch(family: _Family, url: str) -> None:
             break
         if took_s > GIVE_UP_S:
             raise StateError(f"not done after {GIVE_UP_S:.0f} s:\n{family.tails(list(codes))}")
-        clock.wait(never, POLL_S)
+        if clock.wait(stop, POLL_S):
+            raise Stopped("simulate: stopped; its processes are ended")
     if waiting or absent:
         raise StateError(
             f"all blocks were in before {', '.join((*waiting, *absent))} could be killed or join: "

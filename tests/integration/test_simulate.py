@@ -268,7 +268,7 @@ def test_ctrl_c_leaves_no_process(project: Project) -> None:
     logs = [folder / name / "log" for name in ("central", "a", "b")]
     child.until(lambda: all(log.exists() for log in logs))
     os.kill(child.process.pid, signal.SIGINT)  # what is left would be the parent's to end
-    assert child.wait(60) == 130
+    assert child.wait(60) == 130, child.text()
     assert "simulate: stopped; its processes are ended" in child.text()
     assert "Traceback" not in child.text()
     end_s = time.monotonic() + 20  # the server of the forks sees that its parent is gone
