@@ -20,7 +20,7 @@ from pww.transport.fingerprint import PIECE, Fingerprint
 from pww.transport.payload import PayloadReader
 from pww.wire import PayloadInfo
 
-BLOCK = 1 << 16
+BLOCK = 1 << 15
 """Values squared together in fp32."""
 SMALLEST = 1e-25
 """A sum of squares above it has lost nothing that counts to fp32's underflow."""

@@ -100,7 +100,7 @@ class World:
         """A lease, and the delta computed from it."""
         answer = self.books.acquire(
             Acquire(
-                replica=REPLICA, incarnation=INCARNATION, key=self.token(), num_blocks=4, ttl_s=9e4
+                replica=REPLICA, incarnation=INCARNATION, key=self.token(), num_blocks=4, ttl_s=8e4
             )
         ).answer
         assert isinstance(answer, Granted)
