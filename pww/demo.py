@@ -36,11 +36,13 @@ QUICK = (
     "darl.heartbeat_s=1",
     "darl.detect_s=4",
     "evaluation.max_windows=32",
+    "central.linger_s=1",  # a killed site does not come back
 )
 """Overrides that suit a demonstration: short phases, and a killed site is noticed soon."""
 OURS = (
     "site", "replica", "run.name", "resume", "dry",
-    "central.url", "central.port", "central.aggregator_port",
+    "central.url", "central.port", "central.aggregator_port", "central.security.keys",
+    "central.bundle",
 )  # fmt: skip
 """Keys that the demonstration sets itself: an override of theirs would be ignored."""
 GIVE_UP_S = 600.0

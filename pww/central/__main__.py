@@ -20,9 +20,8 @@ from pww.clock import SystemClock
 from pww.config import paths
 from pww.config.load import run_app
 from pww.config.schema import Config
-from pww.errors import ConfigError, PwwError, StateError, Stopped
+from pww.errors import ConfigError, PwwError, StateError
 from pww.folder import owned
-from pww.log import read_json_lines
 
 log = logging.getLogger("pww.central")
 
@@ -149,9 +148,11 @@ def _start(config: Config) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
     folder = paths.run_folder(config)
+    from pww.central.service import serve
+
     try:
         with owned(folder, remedy="another central serves it; stop that one, or set run.name"):
-            _serve(config, folder, stop)
+            print(serve(config, folder, stop, clock=SystemClock()))
     except OSError as fault:
         log.error(
             "the central cannot go on: %s; make room or mend the folder, start it again", fault
@@ -161,113 +162,6 @@ def _start(config: Config) -> int:
         log.error("%s", fault)
         return fault.exit_code
     return 0
-
-
-def _serve(config: Config, folder: Path, stop: threading.Event) -> None:
-    from pww.central.aggregator import Aggregator
-    from pww.central.coordinator import Coordinator
-    from pww.central.credentials import server_tls
-    from pww.central.door import Door
-    from pww.central.http import coordinator_app
-    from pww.central.inbox import NOTED_BYTES, CentralInbox
-    from pww.central.ledger import Ledger
-    from pww.data import prepare
-    from pww.federation.rounds import Rounds
-    from pww.federation.superlink import EmbeddedSuperLink
-    from pww.lease.space import BlockSpace
-    from pww.metrics import Metrics
-    from pww.transport.serve import AsgiServer
-
-    clock = SystemClock()
-    keys = config.central.security.keys
-    tls = None if keys == "none" else server_tls(paths.PROJECT / keys)
-    coordinator_port = AsgiServer(
-        host=config.central.host, port=config.central.port, key="central.port", tls=tls
-    )
-    aggregator_port = AsgiServer(
-        host=config.central.host,
-        port=config.central.aggregator_port,
-        key="central.aggregator_port",
-        tls=tls,
-    )
-    corpus = prepare(
-        config.data,
-        seq_len=config.model.seq_len,
-        vocab_multiple=config.model.vocab_multiple,
-        project=paths.PROJECT,
-    )
-    space = BlockSpace.of(corpus.manifest, config.darl)
-    state = folder / "central"
-    state.mkdir(parents=True, exist_ok=True)
-    paths.freeze(config, folder)
-    metrics = Metrics(
-        folder,
-        project=config.metrics.wandb.project,
-        group=config.run.name,
-        name=f"{config.run.name}-central",
-        wandb_id=paths.wandb_id(folder),
-        mode=config.metrics.wandb.mode,
-        config=config.model_dump(mode="json"),
-    )
-    door = None if tls is None else Door.of(paths.PROJECT / keys, state=state, clock=clock)
-    link = EmbeddedSuperLink(state, limit_mb=config.transport.limit_mb, guard=door)
-    ledger = Ledger(state / "ledger.sqlite")
-    coordinator = Coordinator(
-        ledger, space, darl=config.darl, aggregator_port=aggregator_port.port, clock=clock,
-        members=link, staleness_window=config.diloco.staleness_window,
-        limit_mb=config.transport.limit_mb, balanced=config.diloco.phase == "balanced",
-    )  # fmt: skip
-    aggregator = Aggregator(
-        coordinator, folder=state, diloco=config.diloco, clock=clock,
-        keep_deltas=config.central.keep_deltas,
-    )  # fmt: skip
-    (state / "incoming").mkdir(exist_ok=True)
-    scheme = "http" if tls is None else "https"
-    noted = read_json_lines(folder / "metrics.jsonl", last_bytes=NOTED_BYTES)
-    inbox = CentralInbox(
-        coordinator, aggregator, metrics, noted=noted, clock=clock,
-        folders=(state / "incoming", state / "ledger.sqlite"),
-        address=f"{scheme}://{config.central.host}:{coordinator_port.port}",
-    )  # fmt: skip
-    if inbox.finished():
-        raise StateError(
-            f"run {config.run.name} is complete: {coordinator.round} merges, every block of "
-            f"{space.num_positions} committed, theta in "
-            f"{paths.shown(aggregator.publish_final(folder))}. "
-            "Start a new one with run.name=…"
-        )
-    app = coordinator_app(coordinator, door)
-    try:
-        coordinator_port.start(app, name="coordinator")
-        with link.run():
-            aggregator_port.start(link.app, name="aggregator")
-            log.info(
-                "run %s serves %s://%s:%d (leases) and :%d (Flower): %d blocks, round %d",
-                config.run.name, scheme, config.central.host, coordinator_port.port,
-                aggregator_port.port, space.num_positions, coordinator.round,
-            )  # fmt: skip
-            rounds = Rounds(
-                link, inbox, folder=state / "incoming", clock=clock,
-                limit_mb=config.transport.limit_mb, seed_ttl_s=config.central.patience_s,
-            )  # fmt: skip
-            rounds.run(stop)
-    finally:
-        coordinator_port.stop()
-        aggregator_port.stop()
-        app.close()
-        link.close()
-        metrics.close()
-        ledger.close()
-    if stop.is_set():
-        raise Stopped(f"stopped at round {coordinator.round}; start it again with the same command")
-    theta = aggregator.publish_final(folder)
-    print(
-        f"run {config.run.name} is complete: {coordinator.round} merges, "
-        f"{space.num_positions} blocks committed\n"
-        f"  theta    {paths.shown(theta)} (state hash {coordinator.state_hash})\n"
-        f"  metrics  {paths.shown(folder / 'metrics.jsonl')}\n"
-        f"  check    python -m pww.central audit {paths.shown(folder)}"
-    )
 
 
 if __name__ == "__main__":

@@ -154,6 +154,11 @@ class Coordinator:
         with self._state.lock:
             return tuple(s.member for s in self._state.seats.values() if s.state == "live")
 
+    def silent(self) -> tuple[Member, ...]:
+        """Members that are not heard from any more and never said goodbye."""
+        with self._state.lock:
+            return tuple(s.member for s in self._state.seats.values() if s.state == "gone")
+
     def expected(self) -> frozenset[str]:
         """Live replicas that hold a started lease whose delta has not come yet."""
         with self._state.lock:

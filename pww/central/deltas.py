@@ -9,7 +9,7 @@ go on under its old name.
 
 from collections.abc import Collection, Sequence
 
-from pww.central import admission
+from pww.central import admission, sizing
 from pww.central.ledger import Value
 from pww.central.state import Change, Staged, State, as_text
 from pww.errors import LeaseError, Refused
@@ -73,6 +73,7 @@ class Deltas:
             change.lease(events)
             staged = Staged(offer, staleness, state.clock.monotonic())
             change.then(lambda: state.pending.update({offer.delta: staged}))
+            change.then(lambda: self._judge_size(offer, staleness))
 
     def _turn_away(self, offer: Offer, staleness: int, reason: str) -> Verdict:
         """Notes an inadmissible delta with its verdict; what of its spans is still his returns."""
@@ -84,7 +85,14 @@ class Deltas:
             change.lease(
                 state.table.decide_return(leases, replica=offer.replica, reason="rejected")
             )
+            change.then(lambda: self._judge_size(offer, staleness))
         return self._rejected(offer.delta, reason)
+
+    def _judge_size(self, offer: Offer, staleness: int) -> None:
+        """What the delta tells of its replica: its last phase, and whether phases like it fit."""
+        seat = self._state.seats[offer.replica]
+        seat.last, seat.staleness = offer, staleness
+        seat.fit = sizing.fit_after(seat.fit, staleness=staleness, window=self._window)
 
     # ------------------------------------------------------------------------------------ verdicts
 

@@ -38,12 +38,14 @@ class CentralInbox:
         *,
         clock: Clock,
         address: str,
+        linger_s: float = 0.0,
         noted: Sequence[Mapping[str, object]] = (),
         folders: Sequence[Path] = (),
     ) -> None:
         self._books, self._merger, self._metrics = coordinator, aggregator, metrics
         self._clock, self._address, self._folders = clock, address, tuple(folders)
         self._said_s = clock.monotonic()
+        self._linger_s, self._alone_s = linger_s, -1.0
         self._evaluated = {_round(row) for row in noted if row.get("split") == "eval"}
         written = {_round(row) for row in noted if row.get("split") == "outer"}
         known = 1 if coordinator.round <= MANY else min(written, default=1)
@@ -126,8 +128,22 @@ class CentralInbox:
             )
 
     def finished(self) -> bool:
-        """Every block is in, and everybody who took part has been told and has left."""
-        return self._books.exhausted() and not self._books.live()
+        """Every block is in, and everybody who took part has been told and has left.
+
+        Who was silent at that moment is waited for a while: it may only be cut off.
+        """
+        if not self._books.exhausted() or self._books.live():
+            self._alone_s = -1.0
+            return False
+        silent = self._books.silent()
+        now_s = self._clock.monotonic()
+        if silent and self._alone_s < 0:
+            self._alone_s = now_s
+            log.info(
+                "every block is in; waiting %.0f s for %s, which did not say goodbye",
+                self._linger_s, ", ".join(member.replica for member in silent),
+            )  # fmt: skip
+        return not silent or now_s - self._alone_s >= self._linger_s
 
     def _write(self, report: RoundReport) -> None:
         row = report.model_dump(mode="json")

@@ -117,8 +117,9 @@ class Kept:
                 f"in {folder} to replay it from: set it at a run's start"
             ) from None
         except (OSError, ValidationError) as why:
+            told = why if isinstance(why, OSError) else "round.json is damaged"
             raise StateError(
-                f"{folder} cannot be read ({why}): restore the folder {self.folder} from a copy"
+                f"{folder} cannot be read ({told}): restore the folder {self.folder} from a copy"
             ) from why
         return record, tuple(
             StagedPayload(

@@ -55,6 +55,7 @@ CREATE TABLE deltas (
     CHECK ((outcome IS NULL) = (round IS NULL) AND (outcome IS NULL) = (decided IS NULL))
 );
 CREATE INDEX deltas_by_replica ON deltas (replica, decided);
+CREATE INDEX deltas_in_order ON deltas (replica, seq);
 CREATE INDEX deltas_by_incarnation ON deltas (incarnation);
 CREATE INDEX deltas_merged ON deltas (replica, decided) WHERE outcome = 'merged';
 CREATE INDEX deltas_undecided ON deltas (seq) WHERE outcome IS NULL;

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from pww.errors import PwwError
+from pww.wire import Offer
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +51,8 @@ class Seat:
     grace_s: float = 0.0  # may be silent that long: not heard since the restart
     windows_per_s: float = 0.0
     fit: float = 1.0  # share of a phase that it delivers in time
+    last: Offer | None = None  # its newest delta that was noted
+    staleness: int = 0  # of that one
 
 
 class Announcer:

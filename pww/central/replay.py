@@ -28,7 +28,8 @@ from pww.transport.payload import EXACT
 from pww.transport.tensorfile import TensorReader
 from pww.wire import PayloadInfo, model_digest
 
-_CUT = re.compile(r"([a-z0-9._-]+)(?:/([a-z0-9._-]+))?@([0-9]{1,12})\Z")
+_NAME = r"[a-z0-9][a-z0-9._-]*"
+_CUT = re.compile(rf"({_NAME})(?:/({_NAME}))?@([0-9]{{1,12}})\Z")
 
 
 @dataclass(frozen=True, slots=True)

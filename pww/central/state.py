@@ -241,13 +241,22 @@ class State:
             offer = Offer.model_validate_json(str(offer_json))
             self.pending[offer.delta] = Staged(offer, cast(int, staleness), now_s)
         self.last_merged: dict[str, str] = {}
-        for replica in self.seats:  # by index: the list of all deltas is as long as the run
+        for (
+            replica,
+            seat,
+        ) in self.seats.items():  # by index: the list of all deltas is as long as the run
             for (delta,) in self.ledger.rows(
                 "SELECT delta FROM deltas WHERE replica = ? AND outcome = 'merged' "
                 "ORDER BY decided DESC LIMIT 1",
                 replica,
             ):
                 self.last_merged[replica] = str(delta)
+            for offer_json, staleness in self.ledger.rows(
+                "SELECT offer, staleness FROM deltas WHERE replica = ? ORDER BY seq DESC LIMIT 1",
+                replica,
+            ):
+                seat.last = Offer.model_validate_json(str(offer_json))
+                seat.staleness = cast(int, staleness)
 
 
 def as_text(message: Message) -> str:

@@ -2,6 +2,7 @@
 
 from typing import TypedDict
 
+from pww.central.membership import Seat
 from pww.central.state import State
 
 NAMED = 1000
@@ -18,6 +19,18 @@ class LeaseStatus(TypedDict):
     received: bool  # its delta waits for a verdict
 
 
+class PhaseStatus(TypedDict):
+    """What a replica told with its newest delta; all 0 before there is one."""
+
+    steps: int
+    seconds: float
+    tokens_per_s: float
+    loss: float
+    drift: float
+    staleness: int
+    bytes: int
+
+
 class MemberStatus(TypedDict):
     """A replica. `incarnation` is shortened: in full it lets one speak for the process."""
 
@@ -28,6 +41,7 @@ class MemberStatus(TypedDict):
     windows_per_s: float
     committed: int
     leases: list[LeaseStatus]
+    phase: PhaseStatus
 
 
 class Coverage(TypedDict):
@@ -53,6 +67,10 @@ class Status(TypedDict):
     quarantined_blocks: list[int]  # the first thousand, by position
     committed_windows: int
     total_windows: int
+    tokens: int  # in theta_outer(round)
+    loss: float  # of the newest merge, pooled by tokens; 0 before there is one
+    agreement: float  # likewise
+    left_s: float  # until the end at the live members' speed; -1: nobody was measured
     pending_deltas: int
 
 
@@ -69,6 +87,7 @@ def status_of(state: State) -> Status:
                 last_seen_s=max(0.0, now_s - seat.seen_s),
                 windows_per_s=seat.windows_per_s,
                 committed=table.committed_by.get(replica, 0),
+                phase=_phase_of(seat),
                 leases=[
                     LeaseStatus(
                         id=held.id,
@@ -83,6 +102,7 @@ def status_of(state: State) -> Status:
             )
             for replica, seat in sorted(state.seats.items())
         ]
+        report = state.report
         return Status(
             run=state.run,
             round=state.round,
@@ -100,5 +120,29 @@ def status_of(state: State) -> Status:
             quarantined_blocks=list(state.quarantined_blocks(NAMED)),
             committed_windows=state.committed_windows,
             total_windows=state.space.total_windows,
+            tokens=state.committed_windows * (state.space.window_tokens - 1),
+            loss=0.0 if report is None else report.loss,
+            agreement=0.0 if report is None else report.agreement,
+            left_s=_left_s(state),
             pending_deltas=len(state.pending),
         )
+
+
+def _phase_of(seat: Seat) -> PhaseStatus:
+    offer = seat.last
+    if offer is None:
+        return PhaseStatus(
+            steps=0, seconds=0.0, tokens_per_s=0.0, loss=0.0, drift=0.0, staleness=0, bytes=0
+        )
+    told = offer.metrics
+    return PhaseStatus(
+        steps=told.steps, seconds=told.phase_seconds, tokens_per_s=told.tokens_per_s,
+        loss=told.loss, drift=told.drift, staleness=seat.staleness,
+        bytes=offer.payload.size_bytes,
+    )  # fmt: skip
+
+
+def _left_s(state: State) -> float:
+    per_s = sum(seat.windows_per_s for seat in state.seats.values() if seat.state == "live")
+    left = state.space.total_windows - state.committed_windows
+    return left / per_s if per_s > 0 else -1.0

@@ -145,16 +145,6 @@ def retries_fit(config: Config) -> Iterator[str]:
         )
 
 
-def ports_differ(config: Config) -> Iterator[str]:
-    """Two services, two ports."""
-    central = config.central
-    if central.port == central.aggregator_port:
-        yield (
-            f"central.aggregator_port={central.aggregator_port}: taken by central.port; "
-            "give another one"
-        )
-
-
 def central_is_guarded(config: Config) -> Iterator[str]:
     """Without credentials a central serves the loopback interface only."""
     central = config.central
@@ -234,7 +224,6 @@ RULES = (
     Rule(("diloco.norm_clip",), norm_clip_fits),
     Rule(("darl.heartbeat_s", "darl.detect_s", "darl.ttl_floor_s"), heartbeats_fit),
     Rule(("transport.retry_first_s", "transport.retry_max_s"), retries_fit),
-    Rule(("central.port", "central.aggregator_port"), ports_differ),
     Rule(("central.host", "central.security"), central_is_guarded),
     Rule(("central.url", "central.bundle"), url_is_guarded),
     Rule(("data.kind", "data.files", "data.roots"), tokenizer_fits),

@@ -291,6 +291,8 @@ class Central(Section):
     port: Port
     aggregator_port: Port
     keep_deltas: bool  # merged payloads stay on disk, for a replay without some of them
+    manifest: str  # "none": of the corpus that `data` names
+    linger_s: Annotated[float, Field(ge=0, le=1e9)]  # for sites that were silent at the end
     patience_s: Seconds  # a site that was asked for theta(0) is waited for this long
 
 

@@ -113,7 +113,19 @@ def test_the_demonstration_with_a_kill_and_a_late_site(project: Project) -> None
     assert "c joins" in done.stdout
 
 
+def test_keys_are_made_extended_and_revoked(project: Project) -> None:
+    commands = [c for c in PYTHON if re.search(r"central (init|add|revoke) ", c)]
+    assert len(commands) == 3
+    for command in commands:
+        done = project.run(*words(command))
+        assert done.returncode == 0, (command, done.stderr)
+    keys = project.outputs / "central-keys"
+    assert list(json.loads((keys / "allowed.json").read_text())["replicas"]) == ["lumi/a", "lumi/b"]
+    assert "revoked snellius/a" in done.stdout
+
+
 def test_every_command_was_tried() -> None:
     tried = [c for c in PYTHON if c == "python -m pww.train" or "pww.demo" in c or "--" in c]
     tried += [c for c in PYTHON if "dry=true" in c or "audit" in c or "tinyshakespeare" in c]
+    tried += [c for c in PYTHON if re.search(r"central (init|add|revoke) ", c)]
     assert set(tried) == set(PYTHON)

@@ -108,7 +108,7 @@ class Central:
         )
         inbox.books = self.books
         self._coordinator = coordinator
-        self._link = link
+        self._link, link.serves = link, True
         self.books.opened(coordinator, aggregator)
         rounds = Rounds(
             link, inbox, folder=self.folder / "incoming", clock=self.clock, limit_mb=1,

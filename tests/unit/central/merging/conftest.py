@@ -167,9 +167,14 @@ class World:
     diloco = DILOCO
 
     def __init__(
-        self, folder: Path, *, diloco: schema.Diloco = DILOCO, seeded: bool = True
+        self,
+        folder: Path,
+        *,
+        diloco: schema.Diloco = DILOCO,
+        seeded: bool = True,
+        keep_deltas: bool = False,
     ) -> None:
-        self.folder, self.diloco = folder, diloco
+        self.folder, self.diloco, self.keep_deltas = folder, diloco, keep_deltas
         self.clock = ManualClock(1000.0)
         self._tokens = 0
         self.open()
@@ -190,8 +195,9 @@ class World:
             staleness_window=self.diloco.staleness_window,
         )  # fmt: skip
         self.merger = Aggregator(
-            self.books, folder=self.state, diloco=self.diloco, clock=self.clock
-        )
+            self.books, folder=self.state, diloco=self.diloco, clock=self.clock,
+            keep_deltas=self.keep_deltas,
+        )  # fmt: skip
 
     def reopen(self) -> None:
         """A new process on the old folder."""

@@ -113,12 +113,31 @@ def test_arrival_order_changes_no_bit(tmp_path):
     assert len(set(hashes)) == 1
 
 
-def test_a_norm_is_summed_over_all_chunks():
+def test_a_norm_is_summed_over_all_blocks():
     x = torch.ones(PIECE + 3)
     assert square_sum(x) == PIECE + 3
     assert square_sum(torch.tensor(-3.0)) == 9.0
     assert square_sum(torch.empty(0)) == 0.0
-    assert square_sum(torch.tensor([1e30])) == pytest.approx(1e60)  # fp32 would overflow
+    noise = torch.randn(300_001, generator=torch.Generator().manual_seed(1))
+    exact = float((noise.double() ** 2).sum())
+    assert square_sum(noise) == pytest.approx(exact, rel=2e-6)
+
+
+@pytest.mark.parametrize("value", [1e30, 3e38, 1e-25, 1e-40])
+def test_a_norm_has_the_range_of_fp64(value):
+    x = torch.full((1000,), value)
+    exact = float((x.double() ** 2).sum())
+    assert square_sum(x) == pytest.approx(exact, rel=1e-9)
+    assert square_sum(torch.tensor([value, 1.0])) == pytest.approx(1.0 + value**2, rel=1e-6)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_square_sum_is_finite_exactly_if_every_value_is(value):
+    for at in (0, 65_535, 65_536, 99_999):
+        x = torch.full((100_000,), 3e38)
+        assert math.isfinite(square_sum(x))
+        x[at] = value
+        assert not math.isfinite(square_sum(x))
 
 
 def test_the_delta_that_is_largest_where_it_overflows_is_to_blame(bench):
