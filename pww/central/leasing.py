@@ -9,9 +9,10 @@ A message asks for a TTL of at most `wire.MAX_TTL_S`, and a span ends where the 
 from collections.abc import Sequence
 from typing import assert_never
 
-from pww.central import registration, sizing
+from pww.central import sizing, unsent
 from pww.central.deltas import Deltas
 from pww.central.membership import Announcer, Seat
+from pww.central.registration import check
 from pww.central.replies import Reply
 from pww.central.roster import Roster
 from pww.central.state import State
@@ -90,10 +91,10 @@ class Leasing:
             Refused: see `registration.check`.
         """
         state, table = self._state, self._state.table
-        registration.check(state, message, detect_s=self._darl.detect_s)
+        check(state, message, detect_s=self._darl.detect_s)
         with state.change() as change:
             if not self._sits(message):
-                registration.note_residual(state, message)
+                unsent.note_lost(state, message)
                 self._deltas.void(
                     change, message.replica, presented=message.deltas, claimed=message.leases
                 )

@@ -1,7 +1,5 @@
 """Who may join, by the rules of identity: refusals with both sides' values and the remedy."""
 
-import logging
-
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
@@ -10,8 +8,6 @@ from pww.central.membership import Seat
 from pww.central.state import State, differences
 from pww.errors import Refused
 from pww.wire import PROTOCOL, Register
-
-log = logging.getLogger(__name__)
 
 
 def check(state: State, message: Register, *, detect_s: float) -> None:
@@ -56,19 +52,6 @@ def check(state: State, message: Register, *, detect_s: float) -> None:
     seat = state.seats.get(message.replica)
     if seat is not None and seat.member.incarnation != message.incarnation:
         _check_free(seat, message.replica, state.clock.monotonic(), detect_s)
-
-
-def note_residual(state: State, message: Register) -> None:
-    """Says so when a new process holds a residual that belongs to another delta than the last.
-
-    The process drops it, since `Registered.last_merged` tells it so: it came from an old folder.
-    """
-    last = state.last_merged.get(message.replica, "")
-    if message.residual not in ("", last) and last not in message.deltas:
-        log.warning(
-            "%s comes with the residual of delta %s, the last one merged here is %s: what it holds "
-            "is never sent", message.replica, message.residual, last or "none",
-        )  # fmt: skip
 
 
 def _check_key(pem: str) -> None:

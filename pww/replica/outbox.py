@@ -59,9 +59,8 @@ class Outbox:
             self._folder.mkdir(parents=True, exist_ok=True)
             for part in self._folder.glob("*.part"):
                 shutil.rmtree(part)
-        self.last = ranks.local(self._newest)
+        self.last = ranks.local(self._open)
         if ranks.rank == 0:
-            self.residual = self._in_force()
             self._draws = JsonLines(run / "draws.jsonl")
 
     @property
@@ -256,9 +255,12 @@ class Outbox:
         """The folders of complete phases, oldest first."""
         return sorted(self._folder.glob("phase-??????"))
 
-    def _newest(self) -> Entry | None:
+    def _open(self) -> Entry | None:
+        """The newest phase; notes on the way whose residual is in force."""
         folders = self._phases()
-        return entries.read(folders[-1]) if folders else None
+        self.last = entries.read(folders[-1]) if folders else None
+        self.residual = self._in_force()
+        return self.last
 
     def _in_force(self) -> Entry | None:
         """The phase whose residual is in force, found by its tag: the last merged delta."""
