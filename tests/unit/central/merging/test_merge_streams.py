@@ -106,7 +106,7 @@ def test_a_large_merge_in_threads_is_numpys_bit_for_bit(tmp_path):
     exact = [
         math.sqrt(sum(float((t.double() ** 2).sum()) for t in delta.values())) for delta in (a, b16)
     ]
-    assert result.norms == pytest.approx(exact)
+    assert result.norms == pytest.approx(exact, rel=3e-6)  # squares are summed in fp32 blocks
 
 
 @pytest.mark.parametrize("shapes", [LARGE, {"w": (7, 3), "empty": (0,)}])
