@@ -41,6 +41,7 @@ class Start:
     model: str  # `wire.model_digest`
     seed: Path
     last: Entry | None
+    residual: str = ""  # the merged delta after which the residual there holds, "": there is none
 
     @property
     def claims(self) -> Claims:
@@ -49,11 +50,12 @@ class Start:
             return Claims()
         offer, verdict = self.last.offer, self.last.verdict
         if verdict is not None:
-            return Claims(run=offer.run, last_round=verdict.round)
+            return Claims(run=offer.run, last_round=verdict.round, residual=self.residual)
         leases = tuple(leased.lease for leased in offer.spans)
         return Claims(
-            run=offer.run, last_round=offer.base_round, leases=leases, deltas=(offer.delta,)
-        )
+            run=offer.run, last_round=offer.base_round, leases=leases, deltas=(offer.delta,),
+            residual=self.residual,
+        )  # fmt: skip
 
 
 def connect(

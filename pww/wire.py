@@ -130,6 +130,7 @@ class Register(Message):
     last_round: Count  # newest round it has seen; a central behind it has lost state
     leases: tuple[Count, ...] = ()  # lease ids in its checkpoint: they stay bound to it
     deltas: tuple[Token, ...] = ()  # delta ids in its outbox that have no verdict yet
+    residual: TokenOrNone = ""  # the merged delta after which its residual holds; "": it has none
     versions: Annotated[dict[Label, Label], Field(max_length=32)] = Field(default_factory=dict)
 
 
@@ -145,6 +146,7 @@ class Registered(Message):
     heartbeat_s: Seconds
     detect_s: Seconds
     leases: tuple[Lease, ...]
+    last_merged: TokenOrNone = ""  # its replica's last merged delta: what a residual must be of
 
 
 class Acquire(Message):
@@ -299,6 +301,7 @@ class PhaseMetrics(Message):
     tokens_per_s: Seconds
     drift: Measured = 0.0
     delta_norm: Measured = 0.0
+    residual_norm: Measured = 0.0  # of what encoding lost; the next delta brings it along
     held_out_loss: Measured = -1.0  # at base_round; negative: not evaluated this phase
     held_out_tokens: Count = 0
 

@@ -52,6 +52,7 @@ class Claims:
     last_round: int = 0
     leases: tuple[int, ...] = ()
     deltas: tuple[str, ...] = ()  # in the outbox, without a verdict
+    residual: str = ""  # tag of the residual in force
 
 
 class Thread(Protocol):

@@ -8,11 +8,15 @@ does only ever makes it slower.
 
 import json
 import resource
+import tempfile
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
+from pathlib import Path
 from time import process_time
 
-from figures import figure
+from figures import figure, machine
+from lease_http import http_figures
+from lease_restart import restart_figure
 
 from pww.lease.events import Granted
 from pww.lease.table import LeaseTable
@@ -129,4 +133,8 @@ def table_figures() -> None:
 
 
 if __name__ == "__main__":
+    print(json.dumps({"machine": machine()}), flush=True)
     table_figures()
+    restart_figure()
+    with tempfile.TemporaryDirectory() as name:
+        http_figures(Path(name))
