@@ -41,6 +41,7 @@ class Start:
     model: str  # `wire.model_digest`
     seed: Path
     last: Entry | None
+    residual: str = ""  # the merged delta after which the residual there holds, "": there is none
 
     @property
     def claims(self) -> Claims:
@@ -50,7 +51,7 @@ class Start:
         offer, verdict = self.last.offer, self.last.verdict
         claims = Claims(
             run=offer.run, last_round=offer.base_round, theta_round=offer.base_round,
-            theta_hash=offer.base_hash,
+            theta_hash=offer.base_hash, residual=self.residual,
         )  # fmt: skip
         if verdict is not None:
             return replace(claims, last_round=verdict.round)

@@ -1,7 +1,7 @@
 """What a run measured: `metrics.jsonl` always, wandb beside it; wandb never touches training.
 
-One object a line with `split` (train | eval | outer), `step`, `round`, `tokens`, `loss`, then what
-else is known.
+One object a line with `split` (train | eval | outer | residual), `step`, `round`, `tokens`, `loss`,
+then what else is known.
 """
 
 import logging
@@ -13,7 +13,7 @@ from pww.log import JsonLines
 
 log = logging.getLogger(__name__)
 
-Split = Literal["train", "eval", "outer"]
+Split = Literal["train", "eval", "outer", "residual"]
 
 
 class Metrics:
@@ -110,6 +110,7 @@ def _start_wandb(
         run.define_metric("train/*", step_metric="step")
         run.define_metric("eval/*", step_metric="round")
         run.define_metric("outer/*", step_metric="round")
+        run.define_metric("residual/*", step_metric="round")
     except Exception as fault:
         log.warning("wandb could not start (%s); metrics.jsonl has everything", fault)
         return None

@@ -126,7 +126,9 @@ def _train(
     trainer = engine(config, corpus, ranks)
     stack.callback(trainer.close)
     codec = get_codec(config.codec.kind)
-    outbox = Outbox(run, ranks=ranks, codec=codec, keep=config.checkpoint.keep)
+    outbox = Outbox(
+        run, ranks=ranks, codec=codec, keep=config.checkpoint.keep, feedback=config.codec.feedback
+    )
     stack.callback(outbox.close)
     if outbox.last is not None:
         trainer.load_inner(outbox.last.inner)
@@ -134,7 +136,10 @@ def _train(
     if outbox.last is None:
         _write_seed(trainer, seed, ranks)
 
-    start = Start(space, model_digest(trainer.shapes()), seed, outbox.last)
+    start = Start(
+        space, model_digest(trainer.shapes()), seed, outbox.last,
+        "" if outbox.residual is None else outbox.residual.offer.delta,
+    )  # fmt: skip
     built: list[Ends] = []
     ranks.share(lambda: built.append(connect(config, run, start, clock=clock, stop=ranks.asked)))
     ends = built[0] if built else None

@@ -20,6 +20,7 @@ from pww.central.ledger import Ledger
 from pww.central.membership import Alone, Announcer, Member, Members
 from pww.central.state import Staged, State
 from pww.central.status import Status, status_of
+from pww.central.unsent import Unsent, unsent
 from pww.clock import Clock
 from pww.config.schema import Darl
 from pww.errors import PwwError, StateError
@@ -144,6 +145,10 @@ class Coordinator:
         """All tokens that theta_outer of that round has absorbed."""
         rows = self._state.ledger.rows("SELECT tokens_total FROM rounds WHERE round = ?", round_)
         return cast(int, rows[0][0])
+
+    def unsent(self) -> tuple[Unsent, ...]:
+        """Residuals that replicas hold: at the end, what is never sent."""
+        return unsent(self._state)
 
     def exhausted(self) -> bool:
         """Whether every block is committed."""

@@ -9,7 +9,7 @@ A message asks for a TTL of at most `wire.MAX_TTL_S`, and a span ends where the 
 from collections.abc import Sequence
 from typing import assert_never
 
-from pww.central import sizing
+from pww.central import sizing, unsent
 from pww.central.deltas import Deltas
 from pww.central.membership import Announcer, Seat
 from pww.central.registration import check
@@ -94,6 +94,7 @@ class Leasing:
         check(state, message, detect_s=self._darl.detect_s)
         with state.change() as change:
             if not self._sits(message):
+                unsent.note_lost(state, message)
                 self._deltas.void(
                     change, message.replica, presented=message.deltas, claimed=message.leases
                 )
@@ -116,6 +117,7 @@ class Leasing:
             heartbeat_s=self._darl.heartbeat_s,
             detect_s=self._darl.detect_s,
             leases=self._claimed(message),
+            last_merged=state.last_merged.get(message.replica, ""),
         )
 
     def acquire(self, message: Acquire, /) -> Acquired:

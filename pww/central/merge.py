@@ -26,7 +26,7 @@ from pww.transport.tensorfile import TensorReader
 
 @dataclass(frozen=True, slots=True)
 class MergeResult:
-    """What the merge measured. Norms are L2 over all tensors, to about 1e-6.
+    """What the merge measured. Norms are L2 over all tensors, to a few 1e-6.
 
     `norms` are those of the deltas as they came; `avg_delta_norm` is their mean under the merge's
     own weights, `agreement` the merged Delta's norm over the same weighted sum: 1 if all replicas

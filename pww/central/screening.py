@@ -20,7 +20,7 @@ from pww.transport.fingerprint import PIECE, Fingerprint
 from pww.transport.payload import PayloadReader
 from pww.wire import PayloadInfo
 
-BLOCK = 1 << 16
+BLOCK = 1 << 14
 """Values squared together in fp32."""
 SMALLEST = 1e-25
 """A sum of squares above it has lost nothing that counts to fp32's underflow."""
@@ -169,7 +169,7 @@ def screen(
 
 
 def square_sum(tensor: torch.Tensor) -> float:
-    """Sum of squares, to about 1e-6 of itself; nan or inf if a value is, and only then.
+    """Sum of squares, to a few 1e-6 of itself; nan or inf if a value is, and only then.
 
     fp32 kernels on blocks that fit the cache, their sums in fp64: six times as fast as widening
     every value. A block whose squares leave fp32's range, on either side, is widened.

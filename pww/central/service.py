@@ -122,7 +122,21 @@ def serve(config: Config, folder: Path, stop: threading.Event, *, clock: Clock) 
             f"  theta    {paths.shown(theta)} (state hash {books.state_hash})\n"
             f"  metrics  {paths.shown(folder / 'metrics.jsonl')}\n"
             f"  check    python -m pww.central audit {paths.shown(folder)}"
+            + _never_sent(books, metrics)
         )
+
+
+def _never_sent(books: Coordinator, metrics: Metrics) -> str:
+    """A row and a line for each replica whose last delta's residual stays behind."""
+    lines = ""
+    for one in books.unsent():
+        metrics.row(
+            "residual", step=books.round, round=books.round, tokens=books.tokens_total(books.round),
+            loss=one.loss, why="end", replica=one.replica, delta=one.delta, norm=one.norm,
+            of_delta=one.of_delta,
+        )  # fmt: skip
+        lines += f"\n  never sent, as encoding lost it at {one}"
+    return lines
 
 
 class OnePort:

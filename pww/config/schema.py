@@ -228,10 +228,26 @@ class Optim(Section):
     clip_norm: Rate
 
 
-class Codec(Section):
-    """How a delta becomes bytes."""
+class ExactCodec(Section):
+    """A delta becomes bytes that hold all of it."""
 
-    kind: Literal["fp32", "bf16"]
+    kind: Literal["fp32"]
+
+    @property
+    def feedback(self) -> bool:
+        """Nothing is lost, so nothing is fed back."""
+        return False
+
+
+class LossyCodec(Section):
+    """A delta becomes fewer bytes, which hold nearly all of it."""
+
+    kind: Literal["bf16"]
+    feedback: bool  # what encoding loses is kept and goes out with the next delta
+
+
+Codec = Annotated[ExactCodec | LossyCodec, Field(discriminator="kind")]
+"""How a delta becomes bytes."""
 
 
 class Evaluation(Section):

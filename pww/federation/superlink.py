@@ -115,9 +115,10 @@ class EmbeddedSuperLink:
         """Admits the member's node key; repeating it changes nothing.
 
         An older key of the same replica is deleted: its incarnation was replaced. flwr never admits
-        a deleted key again, which is why silence alone (`left`) deletes nothing. A new incarnation
-        with the old one's key finds the node offline, so that it activates it anew and whatever
-        the old one held is void.
+        a deleted key again, which is why silence alone (`left`) deletes nothing. Who registers, a
+        new incarnation or the same one again, finds the node offline and activates it anew:
+        whatever it held is void, and flwr would refuse a process that never heard of its own
+        activation (that answer got lost) for as long as the node counts as online.
 
         Raises:
             Refused: the key is no PEM EC P-384 public key, is not the replica's, or was deleted.
@@ -132,7 +133,6 @@ class EmbeddedSuperLink:
                 code="unauthorised",
             )
         with self._keys:
-            before = self._current.get(member.replica)
             self._current[member.replica] = member.incarnation  # first: the old one is out now
             for row in self.state.get_node_info():
                 if row.public_key == key:
@@ -142,7 +142,7 @@ class EmbeddedSuperLink:
                             "a withdrawn key never returns: start the site's process anew",
                             code="unknown_incarnation",
                         )
-                    if before != member.incarnation and self._task:  # else it is a restart
+                    if self._task:  # else it is a restart
                         self.state.deactivate_node(row.node_id)
                     return
             self._delete(member.replica)

@@ -42,6 +42,9 @@ def run(
         TrainerError: phase after phase was rejected.
     """
     streak = _Streak()
+    dropped = outbox.rejoin(ranks.local(lambda: session.registered.last_merged))
+    if dropped is not None:
+        report.residual_lost(dropped, why="dropped")
     if outbox.pending is not None:
         _deliver(session, exchange, outbox, report, outbox.pending, plan=plan, ranks=ranks)
     if outbox.last is not None and not outbox.last.offer.finite:
@@ -77,6 +80,8 @@ def run(
             trainer.reset_inner()
         streak.count(entry, verdict)
     report.finish(ranks.share(lambda: exchange.pull(session.round)), trainer)
+    if outbox.residual is not None:
+        report.residual_lost(outbox.residual, why="end")
 
 
 def _pull(session: Session, exchange: Exchange, lease: Lease) -> Theta | None:

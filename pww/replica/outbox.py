@@ -1,21 +1,20 @@
 """The outbox: before a delta is sent, everything it stands for is durable in one folder of the run.
 
-    checkpoints/phase-000003/
-        entry.json          the offer (without incarnation), counters, and later the verdict
-        delta.safetensors   the payload; dropped with the verdict
-        inner/              optimiser, step and RNG state after the phase
+    checkpoints/phase-000003/    offer, payload, next residual, inner state: see `replica.entry`
 
 A folder is complete or absent: it is written as `.part`, fsynced and renamed. What survives a
 crash: the newest complete phase, whose delta is offered again on resume (a delta id counts once),
 and the one before it.
+
+The residual in force is the one in the folder of the last merged delta, which is therefore kept
+however many rejected phases follow. So the verdict, noted in one write, is what adopts a residual
+or leaves the one before.
 """
 
-import json
 import logging
-import math
 import shutil
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from uuid import uuid4
 
@@ -23,67 +22,44 @@ import torch
 
 from pww.codec import Codec
 from pww.errors import CheckpointError, NotFiniteError, PayloadError, PwwError
-from pww.folder import sync_folder, sync_tree, write_durably
+from pww.folder import sync_folder, sync_tree
 from pww.log import JsonLines
+from pww.replica import entry as entries
+from pww.replica.differences import LARGEST, Differences, require_told
+from pww.replica.entry import DELTA, NOTHING, RESIDUAL, Entry
+from pww.replica.residual import Feedback
 from pww.trainer.api import EvalResult, PhaseResult, Trainer
 from pww.trainer.ranks import Ranks
 from pww.transport.exchange import Theta
 from pww.transport.payload import write_payload
-from pww.transport.tensorfile import TensorReader
 from pww.wire import Lease, Leased, Offer, PayloadInfo, PhaseMetrics, Verdict
 
+__all__ = ["NOTHING", "Entry", "Outbox"]
 log = logging.getLogger(__name__)
-
-NOTHING = PayloadInfo(
-    codec="none",
-    size_bytes=0,
-    sha256="e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855",
-)
-"""The payload of a delta that is not finite: no bytes (their SHA-256)."""
-
-
-LARGEST = 1e30
-"""Largest loss, norm or drift that a message can tell; beyond it a phase has diverged."""
 MAX_RATE = 1e9
 """Tokens per second that a message can tell; a phase can be shorter than the clock's tick."""
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One phase, done and durable. `tokens_total` and `step` count over the replica's life."""
-
-    folder: Path
-    offer: Offer
-    step: int
-    tokens_total: int
-    verdict: Verdict | None
-
-    @property
-    def payload(self) -> Path:
-        """Where the delta's bytes are."""
-        return self.folder / "delta.safetensors"
-
-    @property
-    def inner(self) -> Path:
-        """Where the inner state after the phase is."""
-        return self.folder / "inner"
 
 
 class Outbox:
     """The phases of one replica on disk. Every method that takes the trainer is collective."""
 
-    def __init__(self, run: Path, *, ranks: Ranks, codec: Codec, keep: int) -> None:
+    def __init__(
+        self, run: Path, *, ranks: Ranks, codec: Codec, keep: int, feedback: bool = False
+    ) -> None:
+        """`feedback`: what the codec loses is kept for the next delta."""
         self._folder = run / "checkpoints"
         self._ranks, self._codec, self._keep = ranks, codec, keep
+        self._feedback = feedback
         self._draws: JsonLines | None = None
-        self._merged_here = False  # a delta of this process was
         self._forgotten = False  # this folder's last merged delta is not the central's
+        self._outdated = ""  # the delta that was pending then: merged or not, others followed it
         self.last: Entry | None = None
+        self.residual: Entry | None = None  # the merged phase whose residual is in force; rank 0
         if ranks.rank == 0:
             self._folder.mkdir(parents=True, exist_ok=True)
             for part in self._folder.glob("*.part"):
                 shutil.rmtree(part)
-        self.last = ranks.local(self._newest)
+        self.last = ranks.local(self._open)
         if ranks.rank == 0:
             self._draws = JsonLines(run / "draws.jsonl")
 
@@ -96,15 +72,31 @@ class Outbox:
     def merged(self) -> str:
         """Id of this replica's last merged delta, "" if none: the next delta's `prev`.
 
-        "" too once the first delta of this process was rejected: a folder that lost its newest
-        phases names an old one, and every delta after it would be rejected. The central takes ""
-        from a process of which it merged nothing yet.
+        "" too from `rejoin` on until the next merge, if the central knows another one: then the
+        next delta goes out without a residual, which the central takes from a process of which it
+        merged nothing yet.
         """
         if self.last is None or self._forgotten:
             return ""
         verdict = self.last.verdict
         merged = verdict is not None and verdict.outcome == "merged"
         return self.last.offer.delta if merged else self.last.offer.prev
+
+    def rejoin(self, last_merged: str) -> Entry | None:
+        """Compares with the central what was merged last; call it once, at the start. Collective.
+
+        A folder that came back from an old copy, or lost its newest phases, has a residual that
+        does not hold any more: it is dropped, and its phase returned (on every rank).
+
+        Raises:
+            CheckpointError: it could not be dropped.
+        """
+        pending = self.pending
+        if last_merged == self.merged or (pending and last_merged == pending.offer.delta):
+            return None
+        self._forgotten = True
+        self._outdated = "" if pending is None else pending.offer.delta
+        return self._ranks.local(self._drop)
 
     def put(
         self,
@@ -127,26 +119,26 @@ class Outbox:
         final = self._folder / f"phase-{number:06d}"
         part = final.with_name(final.name + ".part")
         fault: PwwError | None = None
-        payload, norm, drift, finite = NOTHING, 0.0, 0.0, True
-        differences = _Differences(trainer, theta.path if self._ranks.rank == 0 else None)
+        payload, norm, drift, left, finite = NOTHING, 0.0, 0.0, 0.0, True
+        differences = Differences(trainer, theta.path if self._ranks.rank == 0 else None)
         if self._ranks.rank == 0:
             try:
                 part.mkdir()
-                _require_told("loss", result.loss)
-                payload = write_payload(
-                    part / "delta.safetensors", iter(differences), trainer.shapes(), self._codec
-                )
-                _require_told("norm", differences.norm)
-                _require_told("drift", differences.drift)
+                require_told("loss", result.loss)
+                payload, left = self._encode(part, differences, trainer.shapes())
+                require_told("norm", differences.norm)
+                require_told("drift", differences.drift)
+                require_told("residual", left)
                 norm, drift = differences.norm, differences.drift
             except NotFiniteError as why:
                 log.error("delta of %s is not finite and will not be sent: %s", final.name, why)
-                payload, finite = NOTHING, False
-                (part / "delta.safetensors").unlink(missing_ok=True)
+                payload, left, finite = NOTHING, 0.0, False
+                (part / DELTA).unlink(missing_ok=True)
+                (part / RESIDUAL).unlink(missing_ok=True)
             except PayloadError as why:
                 fault = why
             except OSError as why:
-                fault = _cannot_write(final, why)
+                fault = entries.cannot_write(final, why)
         differences.drain()  # all ranks gather every tensor, whatever happened on rank 0
         if fault is not None:
             self._discard(part)
@@ -155,7 +147,7 @@ class Outbox:
             trainer.save_inner(part / "inner")
         except CheckpointError as why:
             self._discard(part)
-            raise _cannot_write(final, why) from why
+            raise entries.cannot_write(final, why) from why
 
         if held_out is not None and not abs(held_out.loss) <= LARGEST:
             held_out = None  # a message carries numbers only
@@ -169,6 +161,7 @@ class Outbox:
                 tokens_per_s=min(result.tokens / max(result.seconds, 1e-9), MAX_RATE),
                 drift=drift,
                 delta_norm=norm,
+                residual_norm=left,
                 held_out_loss=-1.0 if held_out is None else held_out.loss,
                 held_out_tokens=0 if held_out is None else held_out.tokens,
             )
@@ -195,13 +188,13 @@ class Outbox:
                     {"delta": offer.delta, "lease": lease.id, "windows": list(result.drawn)},
                     durable=True,
                 )
-                _write(entry)
+                entries.write(entry)
                 sync_tree(part)
                 part.rename(final)
                 sync_folder(self._folder)
             except OSError as why:
                 self._discard(part)
-                raise _cannot_write(final, why) from why
+                raise entries.cannot_write(final, why) from why
             self._collect()
             return replace(entry, folder=final)
 
@@ -211,37 +204,95 @@ class Outbox:
     def settle(self, verdict: Verdict) -> None:
         """Notes the verdict durably; the payload is no longer needed. Collective.
 
+        On `merged` the residual of the phase is in force from here on, else the one before stays.
+
         Raises:
             CheckpointError: it could not be noted; a resumed run offers the delta again, and its id
                 counts once.
         """
         assert self.last is not None
         entry = replace(self.last, verdict=verdict)
+        merged = verdict.outcome == "merged"
 
         def note() -> None:
+            past = self.residual if merged else entry
             try:
-                _write(entry)
+                entries.write(entry)
+                if merged:
+                    self.residual = entry if entry.residual.exists() else None
                 entry.payload.unlink(missing_ok=True)
+                if past is not None:
+                    past.residual.unlink(missing_ok=True)
             except OSError as why:
-                raise _cannot_write(entry.folder, why) from why
+                raise entries.cannot_write(entry.folder, why) from why
 
         self._ranks.local(note)
         self.last = entry
-        self._merged_here |= verdict.outcome == "merged"
-        self._forgotten = entry.offer.finite and not self._merged_here
+        if merged and verdict.delta != self._outdated:
+            self._forgotten = False
 
     def close(self) -> None:
         """Lets go of the draw log; safe to call twice."""
         if self._draws is not None:
             self._draws.close()
 
-    def _newest(self) -> Entry | None:
-        folders = sorted(self._folder.glob("phase-??????"))
-        return _read(folders[-1]) if folders else None
+    def _encode(
+        self,
+        part: Path,
+        differences: Iterable[tuple[str, torch.Tensor]],
+        shapes: Mapping[str, Sequence[int]],
+    ) -> tuple[PayloadInfo, float]:
+        """Writes payload and next residual; what the payload is, and the residual's norm."""
+        before = None if self.residual is None else self.residual.residual
+        after = part / RESIDUAL if self._feedback else None
+        with Feedback(shapes, before=before, after=after) as feedback:
+            payload = write_payload(
+                part / DELTA, feedback.carried(differences), shapes, self._codec,
+                lost=feedback.keep if self._feedback else None,
+            )  # fmt: skip
+        return payload, feedback.norm
+
+    def _phases(self) -> list[Path]:
+        """The folders of complete phases, oldest first."""
+        return sorted(self._folder.glob("phase-??????"))
+
+    def _open(self) -> Entry | None:
+        """The newest phase; notes on the way whose residual is in force."""
+        folders = self._phases()
+        self.last = entries.read(folders[-1]) if folders else None
+        self.residual = self._in_force()
+        return self.last
+
+    def _in_force(self) -> Entry | None:
+        """The phase whose residual is in force, found by its tag: the last merged delta."""
+        for folder in reversed(self._phases()):
+            if (folder / RESIDUAL).exists():
+                entry = entries.read(folder)
+                if entry.offer.delta == self.merged:
+                    return entry
+        return None
+
+    def _drop(self) -> Entry | None:
+        """Removes every residual, so that a drop is told once; the phase of the one in force."""
+        dropped, self.residual = self.residual, None
+        for folder in self._phases():
+            try:
+                (folder / RESIDUAL).unlink(missing_ok=True)
+            except OSError as why:
+                raise entries.cannot_write(folder, why) from why
+        if dropped is not None:
+            log.warning(
+                "the residual after delta %s is dropped (norm %.3g): the central merged another "
+                "delta of this replica last; this folder is older than that",
+                dropped.offer.delta, dropped.offer.metrics.residual_norm,
+            )  # fmt: skip
+        return dropped
 
     def _collect(self) -> None:
         """Removes the oldest phases, each in one instant: a part is swept on opening."""
-        for old in sorted(self._folder.glob("phase-??????"))[: -self._keep]:
+        for old in self._phases()[: -self._keep]:
+            if self.residual is not None and old == self.residual.folder:
+                continue
             part = old.with_name(old.name + ".part")
             try:
                 old.rename(part)
@@ -252,78 +303,3 @@ class Outbox:
     def _discard(self, part: Path) -> None:
         if self._ranks.rank == 0:
             shutil.rmtree(part, ignore_errors=True)
-
-
-class _Differences:
-    """theta_outer - theta_inner, tensor by tensor; every rank takes part in each gather."""
-
-    def __init__(self, trainer: Trainer, theta: Path | None) -> None:
-        self._tensors = trainer.tensors()
-        self._theta = theta
-        self._moved = self._size = 0.0
-
-    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
-        assert self._theta is not None
-        with TensorReader(self._theta) as theta:
-            for name, inner in self._tensors:
-                outer = theta.get(name)
-                delta = outer - inner
-                self._moved += float(delta.double().square().sum())
-                self._size += float(outer.double().square().sum())
-                yield name, delta
-
-    def drain(self) -> None:
-        """Gathers what is left, so that no other rank waits for this one."""
-        for _ in self._tensors:
-            pass
-
-    @property
-    def norm(self) -> float:
-        """L2 norm of the delta so far."""
-        return math.sqrt(self._moved)
-
-    @property
-    def drift(self) -> float:
-        """||theta_inner - theta_outer|| / ||theta_outer||."""
-        return math.sqrt(self._moved / self._size) if self._size else 0.0
-
-
-def _require_told(what: str, value: float) -> None:
-    if not abs(value) <= LARGEST:  # nan compares as false
-        raise NotFiniteError(f"its {what} is {value:g}, beyond {LARGEST:g}")
-
-
-def _cannot_write(final: Path, why: Exception) -> CheckpointError:
-    return CheckpointError(
-        f"cannot write {final}: {why}. The checkpoints before it are intact: make room, then go on "
-        f"with resume={final.parent.parent}"
-    )
-
-
-def _write(entry: Entry) -> None:
-    row = {
-        "offer": entry.offer.model_dump(mode="json"),
-        "step": entry.step,
-        "tokens_total": entry.tokens_total,
-        "verdict": None if entry.verdict is None else entry.verdict.model_dump(mode="json"),
-    }
-    write_durably(entry.folder / "entry.json", json.dumps(row, indent=1).encode())
-
-
-def _read(folder: Path) -> Entry:
-    """Raises CheckpointError when the entry is not what `_write` wrote."""
-    try:
-        row = json.loads((folder / "entry.json").read_text())
-        verdict = row["verdict"]
-        return Entry(
-            folder=folder,
-            offer=Offer.model_validate_json(json.dumps(row["offer"])),
-            step=int(row["step"]),
-            tokens_total=int(row["tokens_total"]),
-            verdict=None if verdict is None else Verdict.model_validate_json(json.dumps(verdict)),
-        )
-    except (OSError, ValueError, KeyError, TypeError) as why:
-        reason = str(why).partition("\n")[0]  # pydantic's goes on for many lines
-        raise CheckpointError(
-            f"{folder} cannot be read ({reason}): remove it to go on from the phase before it"
-        ) from why

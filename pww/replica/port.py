@@ -55,6 +55,7 @@ class Claims:
     theta_hash: str = ""
     leases: tuple[int, ...] = ()
     deltas: tuple[str, ...] = ()  # in the outbox, without a verdict
+    residual: str = ""  # tag of the residual in force
 
 
 class Thread(Protocol):

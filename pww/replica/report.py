@@ -5,9 +5,9 @@ import math
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rich.progress import (
     BarColumn,
@@ -43,6 +43,7 @@ class Totals:
     first_held_out: float = math.nan
     last_round: int = -1
     last_held_out: float = math.nan
+    unsent: list[str] = field(default_factory=list)  # residuals that nobody gets any more
 
 
 class Report:
@@ -171,6 +172,22 @@ class Report:
             self._evaluate(theta, trainer)
         self._bar.close()
 
+    def residual_lost(self, entry: Entry, *, why: Literal["dropped", "end"]) -> None:
+        """What encoding the delta of `entry` lost will not be sent: it is dropped, or all ends."""
+        self._flush(None)
+        told = entry.offer.metrics
+        share = told.residual_norm / told.delta_norm if told.delta_norm else math.inf
+        self.totals.unsent.append(
+            f"norm {told.residual_norm:.3g}, {share:.2%} of its delta's"
+            + (", dropped at the start" if why == "dropped" else "")
+        )
+        if self._metrics is not None:
+            self._metrics.row(
+                "residual", step=entry.step, round=entry.offer.base_round,
+                tokens=entry.tokens_total, loss=told.loss, why=why, delta=entry.offer.delta,
+                norm=told.residual_norm, of_delta=share,
+            )  # fmt: skip
+
     def close(self) -> None:
         """Writes what is still to be written and takes the bar off; safe to call twice."""
         self._flush(None)
@@ -179,10 +196,12 @@ class Report:
     def summary(self, *, ended: str) -> str:
         """A few lines: what happened and where it is."""
         t = self.totals
+        unsent = [f"  never sent   what encoding lost: {text}" for text in t.unsent]
         lines = [
             f"{ended}: {t.merged} phases merged, {t.rejected} rejected, {t.tokens:,} tokens",
             f"  held-out loss {t.first_held_out:.4f} (round {t.first_round}) -> "
             f"{t.last_held_out:.4f} (round {t.last_round})",
+            *unsent,
             f"  metrics      {self._run / 'metrics.jsonl'}",
             f"  checkpoints  {self._run / 'checkpoints'}",
         ]

@@ -68,7 +68,7 @@ class Session:
             replica=replica, incarnation=self.incarnation, node_key=node_key, run=claims.run,
             space=space.info(), model=model, last_round=claims.last_round,
             theta_round=claims.theta_round, theta_hash=claims.theta_hash, leases=claims.leases,
-            deltas=claims.deltas, versions=dict(versions),
+            deltas=claims.deltas, residual=claims.residual, versions=dict(versions),
         )  # fmt: skip
         self._lock = threading.Lock()
         self._registered: Registered | None = None
@@ -81,10 +81,15 @@ class Session:
         self._thread: Thread | None = None
 
     @property
+    def registered(self) -> Registered:
+        """What the central answered when this process joined."""
+        assert self._registered is not None, "register first"
+        return self._registered
+
+    @property
     def run(self) -> str:
         """Id of the run that this session belongs to."""
-        assert self._registered is not None, "register first"
-        return self._registered.run
+        return self.registered.run
 
     @property
     def round(self) -> int:
@@ -132,8 +137,7 @@ class Session:
             Stopped: a stop was asked for meanwhile.
         """
         with self._lock:
-            held = tuple(self._held)
-            update = {"run": self.run, "last_round": self._round, "leases": held}
+            update = {"run": self.run, "last_round": self._round, "leases": tuple(self._held)}
         message = self._first.model_copy(update=update)
         return self._ask(lambda: self._port.register(message))
 
@@ -230,8 +234,7 @@ class Session:
 
     def _beat_on(self) -> None:
         """The heartbeat thread; only a refusal, a stop or `leave` ends it."""
-        assert self._registered is not None
-        while not self._clock.wait(self._over, self._registered.heartbeat_s):
+        while not self._clock.wait(self._over, self.registered.heartbeat_s):
             try:
                 self.beat()
                 self._take_ahead()
@@ -249,8 +252,7 @@ class Session:
     def _begin(self, lease: Lease, num_blocks: int) -> Lease:
         """Notes that a phase over the lease begins now."""
         with self._lock:
-            now_s = self._clock.monotonic()
-            self._turns.begin(lease.id, num_blocks=num_blocks, now_s=now_s)
+            self._turns.begin(lease.id, num_blocks=num_blocks, now_s=self._clock.monotonic())
         return lease
 
     def _acquire(self, ask: Ask, *, ahead: bool = False) -> Granted | Wait | Exhausted:

@@ -5,7 +5,7 @@ codec and every tensor's own shape. The digest is checked before anything is dec
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,12 @@ def write_payload(
     tensors: Iterable[tuple[str, torch.Tensor]],
     shapes: Mapping[str, Sequence[int]],
     codec: Codec,
+    *,
+    lost: Callable[[str, torch.Tensor], None] | None = None,
 ) -> PayloadInfo:
     """Encodes `tensors` (in the order of `shapes`) into `path`, durably, or leaves nothing.
+
+    `lost` is told of each tensor what decoding will not give back: tensor - decoded.
 
     Raises:
         NotFiniteError: a value of a named tensor is nan or inf.
@@ -47,6 +51,8 @@ def write_payload(
                 raise NotFiniteError(f"tensor {name}: {fault}") from fault
             for part, values in parts.items():
                 writer.add(f"{name}/{part}", values)
+            if lost is not None:
+                lost(name, tensor - codec.decode(parts, own[name]))
         written = writer.close()
     return PayloadInfo(codec=codec.name, size_bytes=written.size_bytes, sha256=written.sha256)
 

@@ -84,6 +84,7 @@ class Register(Message):
     theta_hash: DigestOrNone = ""
     leases: tuple[Count, ...] = ()  # lease ids in its checkpoint: they stay bound to it
     deltas: tuple[Token, ...] = ()  # delta ids in its outbox that have no verdict yet
+    residual: TokenOrNone = ""  # the merged delta after which its residual holds; "": it has none
     versions: Annotated[dict[Label, Label], Field(max_length=32)] = Field(default_factory=dict)
 
 
@@ -99,6 +100,7 @@ class Registered(Message):
     heartbeat_s: Seconds
     detect_s: Seconds
     leases: tuple[Lease, ...]
+    last_merged: TokenOrNone = ""  # its replica's last merged delta: what a residual must be of
 
 
 class Acquire(Message):

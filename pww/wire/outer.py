@@ -57,6 +57,7 @@ class PhaseMetrics(Message):
     tokens_per_s: Seconds
     drift: Measured = 0.0
     delta_norm: Measured = 0.0
+    residual_norm: Measured = 0.0  # of what encoding lost; the next delta brings it along
     held_out_loss: Measured = -1.0  # at base_round; negative: not evaluated this phase
     held_out_tokens: Count = 0
 

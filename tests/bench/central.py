@@ -139,10 +139,11 @@ def _fill(run: Path) -> None:
 def round_cost(ram: Path, disk: Path) -> None:
     """The same round after 10 rounds and after 10^5."""
     for name, history in (("round_ms_at_10", 10), ("round_ms_at_1e5", 100_000)):
-        took, on = round_ms(disk, history)
+        took, used, on = round_ms(disk, history)
         print(json.dumps({"after rounds": history, **on}), flush=True)
         assert on["fsync"], "measured without fsync this would mean nothing"
         figure(name, took, f"ms, median of a tiny model's rounds ({disk})", "flat")
+        figure(f"{name}_cpu", used, "ms of CPU, their median", "flat")
 
 
 FIGURES: dict[str, Callable[[Path, Path], None]] = {

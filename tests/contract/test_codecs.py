@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from pww.codec import KINDS, codec_named, get_codec
+from pww.codec import KINDS, codec_named, get_codec, is_finite
 from pww.errors import PayloadError
 
 SHAPES = [
@@ -94,3 +94,28 @@ def test_an_unknown_codec_is_refused_by_name():
     assert codec_named("bf16").name == "bf16"
     with pytest.raises(PayloadError, match=r"codec 'zip' is not known here \(known: fp32, bf16\)"):
         codec_named("zip")
+
+
+def test_any_run_of_values_decodes_alone_if_it_says_so(codec):
+    if not codec.elementwise:
+        pytest.skip("decodes whole tensors only")
+    x = values((65, 63), 3)
+    parts, whole = codec.encode(x), codec.decode(codec.encode(x), (65, 63)).reshape(-1)
+    for start, stop in ((0, 1), (7, 4095), (1000, 1064), (5, 5)):
+        some = {name: part.reshape(-1)[start:stop] for name, part in parts.items()}
+        layout = codec.layout((stop - start,))
+        assert {n: (p.dtype, tuple(p.shape)) for n, p in some.items()} == layout
+        assert torch.equal(codec.decode(some, (stop - start,)), whole[start:stop])
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_one_bad_value_anywhere_is_seen(value, dtype):
+    x = torch.full((1000,), 3e38).to(dtype)
+    assert is_finite(x)
+    assert is_finite(x[:0])
+    assert is_finite(torch.ones(3, dtype=torch.int64))
+    for at in (0, 500, 999):
+        bad = x.clone()
+        bad[at] = value
+        assert not is_finite(bad)

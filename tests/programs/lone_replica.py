@@ -3,9 +3,10 @@
 Tests import it. As a program it puts, settles and puts again, and each time dies, or finds the disk
 full, at a later file operation:
 
-    python lone_replica.py FOLDER die|full
+    python lone_replica.py FOLDER die|full [CODEC]
 
-or, with `short`, may write files up to a size that grows from try to try.
+or, with `short`, may write files up to a size that grows from try to try. A codec that loses
+something has error feedback.
 """
 
 import errno
@@ -158,24 +159,33 @@ class Pull:
         pass
 
 
+def open_outbox(run: Path, ranks: Ranks, *, codec: str, keep: int = 2) -> Outbox:
+    """The outbox of a run, with error feedback where the codec loses something."""
+    lossy = codec != "fp32"
+    return Outbox(run, ranks=ranks, codec=get_codec(codec), keep=keep, feedback=lossy)
+
+
 class Lone:
     """One process life of the replica, as `pww.worker` builds it; its run folder outlives it."""
 
     def __init__(
         self, run: Path, ranks: Ranks, *, trainer: Pull | None = None, keep: int = 2,
         every_rounds: int = 1, carrier=lambda exchange: exchange, space: BlockSpace = SPACE,
+        codec: str = "fp32",
     ) -> None:  # fmt: skip
         run.mkdir(exist_ok=True)
         self.run, self.ranks = run, ranks
         self.trainer = trainer or Pull()
         self.plan = PhasePlan(space, PLAN.inner_steps, PLAN.batch_windows)
-        self.outbox = Outbox(run, ranks=ranks, codec=get_codec("fp32"), keep=keep)
+        self.outbox = open_outbox(run, ranks, codec=codec, keep=keep)
         seed = run / "theta0.safetensors"
         if self.outbox.last is None:
             write_theta(seed, self.trainer.tensors(), SHAPES)
         else:
             self.trainer.load_inner(self.outbox.last.inner)
-        start = Start(space, model_digest(SHAPES), seed, self.outbox.last)
+        held = self.outbox.residual
+        tag = "" if held is None else held.offer.delta
+        start = Start(space, model_digest(SHAPES), seed, self.outbox.last, tag)
         self.ends = connect(config(), run, start, clock=SystemClock(), stop=ranks.asked)
         self.exchange = carrier(self.ends.exchange)
         self.metrics = Metrics(
@@ -253,10 +263,10 @@ def theta_in(folder: Path, round_: int = 0) -> Theta:
     return Theta(round_, path, "f" * 64, None, 0)
 
 
-def three_phases(run: Path, say, arm) -> None:
+def three_phases(run: Path, say, arm, codec: str) -> None:
     """Put, settle, `arm`, put, settle, put; says what is promised to be durable by then."""
     theta, trainer = theta_in(run.parent / f"{run.name}-theta"), Pull()
-    outbox = Outbox(run, ranks=alone(), codec=get_codec("fp32"), keep=2)
+    outbox = open_outbox(run, alone(), codec=codec)
     for lease in LEASES:
         if lease is LEASES[1]:
             arm()
@@ -315,7 +325,7 @@ def _full() -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def child(run: Path, how: str, number: int) -> int:
+def child(run: Path, how: str, number: int, codec: str) -> int:
     """What one child does, and its exit code; `RUN.said` notes what was promised by its end."""
     said = os.open(run.with_name(f"{run.name}.said"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     write = os.write
@@ -338,14 +348,14 @@ def child(run: Path, how: str, number: int) -> int:
                 resource.setrlimit(resource.RLIMIT_FSIZE, (100 * (number - 1), most))
 
     try:
-        three_phases(run, say, arm)
+        three_phases(run, say, arm, codec)
     except CheckpointError as fault:
         say(f"fault {fault}")
         return 3
     return 0
 
 
-def main(folder: Path, how: str) -> None:
+def main(folder: Path, how: str, codec: str = "fp32") -> None:
     """A child for each point, until one gets through."""
     torch.set_num_threads(1)
     config()
@@ -354,7 +364,7 @@ def main(folder: Path, how: str) -> None:
         run.mkdir()
         process = os.fork()  # nothing has started a thread yet
         if process == 0:
-            os._exit(child(run, how, number))
+            os._exit(child(run, how, number, codec))
         code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
         print(number, code, flush=True)
         if code == 0:
@@ -362,4 +372,4 @@ def main(folder: Path, how: str) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])
+    main(Path(sys.argv[1]), *sys.argv[2:])

@@ -73,6 +73,8 @@ class Link:
     def __init__(self, world: World, machine: Machine, database: Database) -> None:
         self._world, self._machine, self._db = world, machine, database
         self.sent: dict[str, Sent] = {}
+        self.current: dict[str, str] = {}  # by replica: the incarnation that may speak
+        self.serves = False
         self._life, self._number = machine.life, 0
         self.grid = self
 
@@ -85,7 +87,10 @@ class Link:
         if not member.node_key:
             return
         key = canonical_key(member.node_key)
+        self.current[member.replica] = member.incarnation
         if key in self._db.nodes:
+            if self.serves:
+                self._db.nodes[key].online = False
             return
         for old in [k for k, row in self._db.nodes.items() if row.name == member.replica]:
             del self._db.nodes[old]
@@ -147,8 +152,11 @@ class Link:
 
     # -- the Fleet routes; a request is one call
 
-    def serve(self, name: str, request: Any) -> Any:
+    def serve(self, name: str, request: Any, *, who: tuple[str, str]) -> Any:
         """The answer to one request of a node; a fault is returned, not raised."""
+        replica, incarnation = who
+        if self.current.get(replica) != incarnation:
+            return NotAdmitted("HTTP 401")
         match name:
             case "ActivateNode":
                 row = self._db.nodes.get(canonical_key(request.public_key.decode()))
@@ -205,13 +213,17 @@ class Link:
 class _Client:
     """`FleetClient` over the simulated network."""
 
-    def __init__(self, network: Network, to: Machine, link: Callable[[], Link], timeout_s: float):
-        self._network, self._to, self._link, self._timeout_s = network, to, link, timeout_s
+    def __init__(
+        self, network: Network, to: Machine, link: Callable[[], Link], *, timeout_s: float,
+        who: tuple[str, str],
+    ) -> None:  # fmt: skip
+        self._network, self._to, self._link = network, to, link
+        self._timeout_s, self._who = timeout_s, who
 
     def call(self, name: str, request: Any) -> Any:
         answer = self._network.call(
             self._to,
-            lambda: self._link().serve(name, request),
+            lambda: self._link().serve(name, request, who=self._who),
             timeout_s=self._timeout_s,
             # a doubled pull would swallow an instruction: no client repeats a POST by itself
             doubles=name in ("SendNodeHeartbeat", "PushMessages"),
@@ -229,13 +241,15 @@ class Fleet(FleetSite):
 
     def __init__(
         self, network: Network, to: Machine, link: Callable[[], Link], transport: Transport, *,
-        clock: Any, stop: Any, key: int, heartbeat_s: float,
+        clock: Any, stop: Any, key: int, heartbeat_s: float, who: tuple[str, str],
     ) -> None:  # fmt: skip
         machine = running()
         assert machine is not None
         signer: Any = SimpleNamespace(public_pem=public_pem(key).encode(), offset_s=0.0)
         real = pww_fleet.FleetClient
-        pww_fleet.FleetClient = lambda *_, timeout_s, **__: _Client(network, to, link, timeout_s)
+        pww_fleet.FleetClient = lambda *_, timeout_s, **__: _Client(
+            network, to, link, timeout_s=timeout_s, who=who
+        )
         try:
             super().__init__(
                 "central:1", transport, signer=signer, clock=clock, stop=stop,

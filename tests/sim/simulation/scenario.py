@@ -12,7 +12,7 @@ from typing import Any
 
 from simulation import disk, flower, threads
 from simulation.books import Books
-from simulation.central import Central
+from simulation.central import Central, small_snapshots
 from simulation.kernel import World
 from simulation.network import Network, Weather
 from simulation.site import Site, seeded_ids
@@ -28,6 +28,7 @@ KINDS = (
     "freeze_site", "freeze_central", "wall_skew", "wall_jump", "leave", "folder_lost",
     "folder_rolled_back", "moved",
     "disk_full_site", "disk_full_central", "flower_db_lost", "slow_write",
+    "batch",
 )  # fmt: skip
 SETTLE_S = 600.0
 
@@ -46,6 +47,7 @@ class Outcome:
     rounds: int
     draws: int
     audits: int
+    seen: Counter[str]  # what happened to leases
 
 
 @cache
@@ -80,6 +82,8 @@ class Scenario:
                 "block_windows": block_windows, "heartbeat_s": 3.0, "detect_s": 10.0,
                 "ttl_floor_s": float(rng.integers(12, 40)),
                 "restore_grace_s": float(rng.integers(5, 30)),
+                "ahead": world.chance(0.8),
+                "max_attempts": 3 if world.chance(0.1) else 0,
             }
         )  # fmt: skip
         diloco = base.diloco.model_copy(
@@ -114,7 +118,7 @@ class Scenario:
         ]  # fmt: skip
         world.faults["wall_skew"] += 1 + num_sites
         self.calm_s = pick(10.0, 90.0) if faults else 0.0
-        self.every_s = pick(2.0, 12.0)
+        self.every_s = pick(1.0, 8.0)
         self.limit_s = self.calm_s + SETTLE_S + 20.0 * space.num_positions
         self.finished_s = -1.0
 
@@ -294,6 +298,8 @@ def run_seed(
         stack.enter_context(disk.simulated())
         stack.enter_context(flower.simulated())
         stack.enter_context(seeded_ids(world))
+        stack.enter_context(small_snapshots())
+        stack.enter_context(scenario.books.watching())
         try:
             scenario.run()
         except AssertionError as why:
@@ -306,4 +312,5 @@ def run_seed(
         seed=seed, fault=fault, last=tuple(world.last), digest=world.digest, faults=world.faults,
         simulated_s=world.now, events=world.num_events, rounds=scenario.books.round,
         draws=scenario.books.num_draws, audits=scenario.books.num_audits,
+        seen=scenario.books.seen,
     )  # fmt: skip

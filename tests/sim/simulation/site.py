@@ -192,17 +192,16 @@ class Site:
         else:
             write_theta(seed, trainer.tensors(), SHAPES)
         start = Start(self.space, MODEL, seed, outbox.last)
-        key = self.index + 8 * self.machine.life + 1000 * self._moved
         network, to = self.network, self.central.machine
         transport = config.transport
         port = Port(
-            network, to, lambda: self.central.coordinator, clock=self.clock, stop=self.ranks.asked,
+            network, to, lambda: self.central.desk, clock=self.clock, stop=self.ranks.asked,
             timeout_s=transport.timeout_s, deadline_s=30.0, first_s=transport.retry_first_s,
             max_s=transport.retry_max_s, granted=self.books.granted,
         )  # fmt: skip
         session = Session(
-            port, replica=self.replica, node_key=public_pem(key), space=self.space, model=MODEL,
-            darl=config.darl, clock=self.clock, stop=self.ranks.asked, versions={},
+            port, replica=self.replica, node_key=public_pem(self.index), space=self.space,
+            model=MODEL, darl=config.darl, clock=self.clock, stop=self.ranks.asked, versions={},
             claims=start.claims, new_token=world.token,
         )  # fmt: skip
         self.books.presented[session.incarnation] = start.claims.deltas
@@ -212,7 +211,8 @@ class Site:
             self.registered = True
             fleet = Fleet(
                 network, to, lambda: self.central.link, transport, clock=self.clock,
-                stop=self.ranks.asked, key=key, heartbeat_s=30.0,
+                stop=self.ranks.asked, key=self.index, heartbeat_s=30.0,
+                who=(self.replica, session.incarnation),
             )  # fmt: skip
             exchange = FederatedExchange(
                 fleet, run=session.run, replica=self.replica, incarnation=session.incarnation,
@@ -220,7 +220,11 @@ class Site:
                 poll_s=transport.poll_s, clock=self.clock, stop=self.ranks.asked,
                 reregister=session.reregister, check=session.check,
             )  # fmt: skip
-            loop.run(session, exchange, trainer, outbox, Quiet(), plan=plan, ranks=self.ranks)
+            loop.run(
+                session, exchange, trainer, outbox, Quiet(), plan=plan, ranks=self.ranks,
+                clock=self.clock,
+            )  # fmt: skip
+            self.books.finished(self.replica)
             write_durably(self.folder / "finished", b"finished\n")
         finally:
             pending = outbox.pending

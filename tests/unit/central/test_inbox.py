@@ -11,13 +11,14 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "programs"))
 
 from lone_replica import SHAPES, SPACE, TOKENS, config
 
+from pww.central import inbox as inbox_module
 from pww.central.aggregator import Aggregator
 from pww.central.coordinator import Coordinator
 from pww.central.inbox import CentralInbox
 from pww.central.ledger import Ledger
 from pww.clock import ManualClock
 from pww.codec import get_codec
-from pww.errors import PayloadError, Refused
+from pww.errors import PayloadError, Refused, StateError
 from pww.log import read_json_lines
 from pww.metrics import Metrics
 from pww.transport.payload import write_payload, write_theta
@@ -49,6 +50,7 @@ class Central:
             self.ledger, SPACE, darl=config().darl, aggregator_port=1, clock=self.clock
         )
         merger = Aggregator(self.books, folder=state, diloco=config().diloco, clock=self.clock)
+        self.merger = merger
         noted = read_json_lines(self.folder / "metrics.jsonl")
         self.metrics = Metrics(
             self.folder, project="p", group="g", name="n", wandb_id="i", mode="disabled", config={}
@@ -369,3 +371,50 @@ def test_a_central_without_sites_says_how_one_joins(central, caplog) -> None:
     said = [r.getMessage() for r in caplog.records if "no site is here" in r.getMessage()]
     assert len(said) == 8  # 250 s, one every 30 s
     assert said[0].endswith("python -m pww.train central.url=http://x:1")
+
+
+@pytest.mark.parametrize("lost", ["deltas", "generations", "ledger.sqlite", "incoming", "."])
+def test_a_state_folder_that_vanishes_ends_the_central_with_one_error(central, sites, lost) -> None:
+    state = central.folder / "central"
+    (state / "incoming").mkdir()
+    inbox = CentralInbox(
+        central.books, central.merger, central.metrics, clock=central.clock, address="http://x:1",
+        folders=(state / "incoming", state / "ledger.sqlite"),
+    )  # fmt: skip
+    inbox.tick()
+    (state / lost).rename(central.folder / "away")
+    with pytest.raises(StateError, match=r"is gone while the central runs: .*Put the state folder"):
+        inbox.tick()
+
+
+def test_a_long_run_is_not_read_again_at_a_start(central, sites, monkeypatch) -> None:
+    """Only rounds that may lack their row are asked for, and evaluations are let go of."""
+    monkeypatch.setattr(inbox_module, "MANY", 2)
+    a, _ = sites
+    for _ in range(4):
+        a.deliver(held_out=3.0)
+        central.inbox.tick()
+    rows = central.rows("outer")
+    assert [row["tokens"] for row in rows] == list(accumulate(r["merge_tokens"] for r in rows))
+    assert len(central.inbox._evaluated) <= 2
+    asked = []
+    reports = Coordinator.reports
+
+    def watched(self, *, after):
+        asked.append(after)
+        return reports(self, after=after)
+
+    monkeypatch.setattr(Coordinator, "reports", watched)
+    central.reopen()
+    assert asked == [2]
+    assert central.rows("outer") == rows
+    file = central.folder / "metrics.jsonl"
+    kept = [
+        line
+        for line in file.read_bytes().splitlines(True)
+        if b'"outer"' not in line or b'"round": 4' not in line
+    ]
+    file.write_bytes(b"".join(kept))
+    assert len(central.rows("outer")) == 3
+    central.reopen()
+    assert central.rows("outer") == rows

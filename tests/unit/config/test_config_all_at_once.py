@@ -128,7 +128,7 @@ def test_values_that_the_schema_refuses() -> None:
             "central.port=70000: a whole number, 1 or more, at most 65535",
             "data.files=x: a list, each item text (in quotes)",
             "data.tokenizer.kind=foo: one of bpe, file",
-            "codec.kind=int4: one of fp32, bf16",
+            "codec.kind=int4: one of bf16, fp32",
             "evaluation=3: keys: every_rounds, max_windows",
             "resume=[1]: text (in quotes)",
             "darl.seed=4611686018427387904: a whole number, 0 or more, less than "

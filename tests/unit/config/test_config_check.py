@@ -100,6 +100,14 @@ CASES: list[tuple[dict[str, object], list[str]]] = [
     ),
     ({"diloco.outer.optimizer": "sgd", "diloco.outer.momentum": 0}, []),
     (
+        {"diloco.norm_clip": 0.5},
+        [
+            "diloco.norm_clip=0.5: below 1 it would shrink deltas of ordinary length; use 1 or "
+            "more, or 0 for no clipping"
+        ],
+    ),
+    ({"diloco.norm_clip": 1}, []),
+    (
         {"darl.heartbeat_s": 10.0},
         [
             "darl.heartbeat_s=10: must be less than darl.detect_s=10, else every replica counts as "

@@ -69,6 +69,18 @@ def test_a_replaced_key_and_one_that_left_for_good_are_withdrawn(link: EmbeddedS
             link.joined(gone)
 
 
+def test_who_registers_again_can_activate_its_node_again(link: EmbeddedSuperLink) -> None:
+    """Its first activation was done and the answer lost: it knows no node to deactivate."""
+    member = person()
+    with link.run():
+        link.joined(member)
+        node_id = next(iter(link.nodes().values())).node_id
+        assert link.state.activate_node(node_id, 3600.0)
+        assert not link.state.activate_node(node_id, 3600.0), "flwr refuses it, it is online"
+        link.joined(member)
+        assert link.state.activate_node(node_id, 3600.0)
+
+
 def test_a_member_without_a_key_takes_no_part(link: EmbeddedSuperLink) -> None:
     link.joined(Person("s/a", uuid4().hex, ""))
     link.left(Person("s/a", uuid4().hex, ""), for_good=True)

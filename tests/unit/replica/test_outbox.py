@@ -231,18 +231,19 @@ def test_pending_merged_and_prev_follow_the_verdicts(open_outbox, theta) -> None
     assert len({e.offer.delta for e in (first, second, third)}) == 3
 
 
-def test_a_first_rejection_makes_it_forget_what_only_an_old_folder_says(open_outbox, theta) -> None:
+def test_what_only_an_old_folder_says_is_forgotten_at_the_start(open_outbox, theta) -> None:
     outbox, trainer = open_outbox(), Pull(nan_in=(2,))
     first, _ = put(outbox, trainer, theta)
     outbox.settle(merged(first))
     again = open_outbox()  # as of a folder whose newest phases were lost
+    again.rejoin("b" * 32)
     broken, _ = put(again, trainer, theta, LEASES[1])
+    assert broken.offer.prev == ""
     again.settle(rejected(broken, "nan"))
     trainer.reset_inner()
-    assert again.merged == first.offer.delta, "a nan says nothing about the order"
     refused, _ = put(again, trainer, theta, LEASES[1])
-    assert refused.offer.prev == first.offer.delta
-    again.settle(rejected(refused, "another one is the last"))
+    again.settle(rejected(refused))
+    assert again.merged == "", "a rejection changes nothing"
     taken, _ = put(again, trainer, theta, LEASES[1])
     assert taken.offer.prev == ""
     again.settle(merged(taken))
@@ -250,6 +251,54 @@ def test_a_first_rejection_makes_it_forget_what_only_an_old_folder_says(open_out
     assert after.offer.prev == taken.offer.delta
     again.settle(rejected(after))
     assert again.merged == taken.offer.delta, "this process knows the order by itself"
+
+
+def test_a_rejection_makes_nothing_forgotten_where_the_central_agrees(open_outbox, theta) -> None:
+    outbox, trainer = open_outbox(), Pull()
+    outbox.rejoin("")
+    first, _ = put(outbox, trainer, theta)
+    outbox.settle(merged(first))
+    again = open_outbox()
+    again.rejoin(first.offer.delta)
+    for _ in range(3):
+        late, _ = put(again, trainer, theta, LEASES[1])
+        assert late.offer.prev == first.offer.delta
+        again.settle(rejected(late))
+    assert again.merged == first.offer.delta
+
+
+def test_a_central_that_merged_nothing_of_it_is_no_central_of_this_folder(
+    open_outbox, theta
+) -> None:
+    outbox = open_outbox()
+    first, _ = put(outbox, Pull(), theta)
+    outbox.settle(merged(first))
+    again = open_outbox()
+    again.rejoin("")
+    assert again.merged == ""
+
+
+def test_a_delta_that_others_followed_is_no_start_whatever_its_verdict(open_outbox, theta) -> None:
+    """The folder was copied while a delta was pending; it was merged, and so were later ones."""
+    outbox, trainer = open_outbox(), Pull()
+    old, _ = put(outbox, trainer, theta)
+    again = open_outbox()
+    again.rejoin("b" * 32)
+    again.settle(merged(old))
+    assert again.merged == "", "its successor is the last one, and unknown here"
+    taken, _ = put(again, trainer, theta, LEASES[1])
+    assert taken.offer.prev == ""
+    again.settle(merged(taken))
+    assert again.merged == taken.offer.delta
+
+
+def test_a_pending_delta_that_the_central_merged_is_its_last_one(open_outbox, theta) -> None:
+    outbox = open_outbox()
+    sent, _ = put(outbox, Pull(), theta)
+    again = open_outbox()
+    again.rejoin(sent.offer.delta)
+    again.settle(merged(sent))
+    assert again.merged == sent.offer.delta
 
 
 def test_settling_drops_the_payload_and_keeps_the_rest(open_outbox, theta) -> None:

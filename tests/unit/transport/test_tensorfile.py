@@ -1,12 +1,14 @@
 """Tensor files: what was written is read, by us and by the library; damage is refused."""
 
 import errno
+import hashlib
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import safetensors
 import safetensors.torch
@@ -120,6 +122,79 @@ def test_a_fault_in_the_block_leaves_the_old_file(tmp_path):
     assert os.listdir(tmp_path) == ["x"]
     with TensorReader(tmp_path / "x") as reader:
         assert reader.get("a").tolist() == [1.0, 1.0]
+
+
+def test_a_tensor_in_pieces_is_the_same_file(tmp_path):
+    tensors = {"a": torch.arange(10.0).reshape(2, 5), "none": torch.empty(0), "b": torch.ones(3)}
+    layout = {name: (torch.float32, tuple(t.shape)) for name, t in tensors.items()}
+    with TensorWriter(tmp_path / "whole", layout, {}) as writer:
+        for name, tensor in tensors.items():
+            writer.add(name, tensor)
+    pieces = TensorWriter(tmp_path / "pieces", layout, {})
+    for start in range(0, 10, 3):
+        pieces.extend("a", tensors["a"].reshape(-1)[start : start + 3])
+        pieces.flush()
+    pieces.extend("none", tensors["none"])
+    pieces.add("b", tensors["b"])
+    written = pieces.close()
+    assert (tmp_path / "pieces").read_bytes() == (tmp_path / "whole").read_bytes()
+    assert written.sha256 == state_hash(tmp_path / "whole")
+    with TensorReader(tmp_path / "pieces") as reader:
+        assert reader.sha256() == written.sha256
+        out = torch.empty(4)
+        reader.read("a", out, start=5)
+        assert out.tolist() == [5.0, 6.0, 7.0, 8.0]
+        assert (reader.size("a"), reader.size("none")) == (10, 0)
+        with pytest.raises(PayloadError, match=r"tensor a is torch.float32, expected was"):
+            reader.read("a", out.double())
+
+
+def test_pieces_that_do_not_add_up(tmp_path):
+    def attempt(*steps):
+        writer = TensorWriter(tmp_path / "x", {"a": (torch.float32, (4,)), **layout_of("b")}, {})
+        for name, values in steps:
+            writer.extend(name, values)
+        writer.close()
+
+    two = torch.ones(2)
+    for steps, text in (
+        ((("a", two), ("a", torch.ones(3))), "tensor a: 12 bytes of torch.float32 come where 8 of"),
+        (
+            (("a", two), ("a", two.double())),
+            "16 bytes of torch.float64 come where 8 of",
+        ),
+        ((("a", two), ("b", two)), "tensor b comes where a was announced"),
+        ((("b", two),), "tensor b comes where a was announced"),
+        ((("a", two),), "tensor a was announced and never came"),
+        ((("a", two), ("a", two)), "tensor b was announced and never came"),
+    ):
+        with pytest.raises(PayloadError, match=text):
+            attempt(*steps)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_without_its_digest(tmp_path):
+    layout = {"a": (torch.float32, (1,))}
+    with TensorWriter(tmp_path / "x", layout, {}, hashed=False) as writer:
+        writer.add("a", torch.ones(1))
+        assert writer.close().sha256 == ""
+
+
+def test_the_state_hash_is_pinned(tmp_path):
+    """SHA-256 over the plain file, its header written down here by hand."""
+    header = (
+        b'{"__metadata__":{},"w":{"dtype":"F32","shape":[2,1],"data_offsets":[0,8]},'
+        b'"b":{"dtype":"F32","shape":[],"data_offsets":[8,12]}}'
+    )
+    header += b" " * (-len(header) % 8)
+    data = np.array([1.0, -2.5, 0.0], dtype="<f4").tobytes()
+    expected = hashlib.sha256(len(header).to_bytes(8, "little") + header + data).hexdigest()
+    state = StateHash({"w": (2, 1), "b": ()})
+    state.add("w", torch.tensor([[1.0], [-2.5]]))
+    state.add("b", torch.tensor(0.0))
+    assert state.hexdigest() == expected
+    with pytest.raises(PayloadError, match="a state is fp32 throughout"):
+        StateHash({"w": (1,)}).add("w", torch.ones(1).double())
 
 
 @pytest.mark.parametrize("name", ["", "a\nb", "__metadata__", "x" * 513])

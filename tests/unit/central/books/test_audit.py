@@ -160,3 +160,62 @@ def test_no_run_no_audit(tmp_path, desk) -> None:
     touch(desk, "DELETE FROM run")
     with pytest.raises(StateError, match="holds no run yet: start its central first"):
         audit(desk.folder)
+
+
+def reclaimed(desk):
+    """Three blocks are begun and lost twice: set aside. The other seventeen are merged."""
+    desk.ledger.close()
+    desk.darl = desk.darl.model_copy(update={"max_attempts": 2})
+    desk.open()
+    for number in range(2):
+        site = desk.site()
+        site.acquire(3, ttl_s=5.0, key=f"{900 + number:032x}")
+        desk.clock.advance(11.0)
+        desk.books.tick()
+    other = desk.site("s/b")
+    desk.merge(other.deliver(other.acquire(20)))
+
+
+def test_quarantined_blocks_are_counted_and_named_and_not_lost(desk, monkeypatch) -> None:
+    reclaimed(desk)
+    result = audit(desk.folder)
+    assert result.ok
+    assert (result.exactly_once, result.lost, result.doubled) == (17, 0, 0)
+    assert (result.quarantined, result.unleased) == (3, 0)
+    assert result.quarantined_blocks == tuple(desk.space.block(p) for p in range(3))
+    names = ", ".join(str(desk.space.block(p)) for p in range(3))
+    assert "leased 0, unleased 0, quarantined 3" in result.render()
+    assert f"quarantined blocks: {names}\n" in result.render()
+    monkeypatch.setattr("pww.central.audit.NAMED", 2)
+    assert "and 1 more" in audit(desk.folder).render()
+
+
+def test_a_merged_block_that_is_quarantined_too_is_doubled(desk) -> None:
+    reclaimed(desk)
+    touch(desk, "UPDATE lease_events SET body = REPLACE(body, '\"stop\": 3', '\"stop\": 4') "
+                "WHERE body LIKE '%uarantined%'")  # fmt: skip
+    result = audit(desk.folder)
+    assert not result.ok
+    assert result.faults
+
+
+def test_a_missing_round_is_a_gap(desk) -> None:
+    site = desk.site()
+    for _ in range(3):
+        site.contribute()
+    touch(desk, "DELETE FROM rounds WHERE round = 1")
+    result = audit(desk.folder)
+    assert "the run is at round 3, on record are 3 rounds" in result.faults
+    touch(desk, "DELETE FROM rounds WHERE round = 0")
+    assert "the run is at round 3, on record are 2 rounds" in audit(desk.folder).faults
+
+
+def test_the_running_total_of_tokens_is_that_of_the_reports(desk) -> None:
+    site = desk.site()
+    for _ in range(3):
+        site.contribute()
+    reports = desk.books.reports()
+    assert [report.round for report in reports] == [1, 2, 3]
+    assert desk.books.reports(after=2) == reports[2:]
+    totals = [desk.books.tokens_total(number) for number in range(4)]
+    assert totals == [sum(r.tokens for r in reports[:number]) for number in range(4)]

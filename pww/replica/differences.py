@@ -1,0 +1,58 @@
+"""How far a phase moved: theta_outer - theta_inner, tensor by tensor, measured as it goes by."""
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from pww.errors import NotFiniteError
+from pww.trainer.api import Trainer
+from pww.transport.tensorfile import TensorReader
+
+LARGEST = 1e30
+"""Largest loss, norm or drift that a message can tell; beyond it a phase has diverged."""
+
+
+class Differences:
+    """theta_outer - theta_inner, tensor by tensor; every rank takes part in each gather."""
+
+    def __init__(self, trainer: Trainer, theta: Path | None) -> None:
+        self._tensors = trainer.tensors()
+        self._theta = theta
+        self._moved = self._size = 0.0
+
+    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+        assert self._theta is not None
+        with TensorReader(self._theta) as theta:
+            for name, inner in self._tensors:
+                outer = theta.get(name)
+                delta = outer - inner
+                self._moved += float(delta.double().square().sum())
+                self._size += float(outer.double().square().sum())
+                yield name, delta
+
+    def drain(self) -> None:
+        """Gathers what is left, so that no other rank waits for this one."""
+        for _ in self._tensors:
+            pass
+
+    @property
+    def norm(self) -> float:
+        """L2 norm of the delta so far."""
+        return math.sqrt(self._moved)
+
+    @property
+    def drift(self) -> float:
+        """||theta_inner - theta_outer|| / ||theta_outer||."""
+        return math.sqrt(self._moved / self._size) if self._size else 0.0
+
+
+def require_told(what: str, value: float) -> None:
+    """Lets a number pass that a message can carry.
+
+    Raises:
+        NotFiniteError: it is nan, or beyond `LARGEST`.
+    """
+    if not abs(value) <= LARGEST:  # nan compares as false
+        raise NotFiniteError(f"its {what} is {value:g}, beyond {LARGEST:g}")
