@@ -127,5 +127,6 @@ def test_keys_are_made_extended_and_revoked(project: Project) -> None:
 def test_every_command_was_tried() -> None:
     tried = [c for c in PYTHON if c == "python -m pww.train" or "pww.demo" in c or "--" in c]
     tried += [c for c in PYTHON if "dry=true" in c or "audit" in c or "tinyshakespeare" in c]
+    tried += [c for c in PYTHON if "pww.simulate" in c]  # by test_simulate.py
     tried += [c for c in PYTHON if re.search(r"central (init|add|revoke) ", c)]
     assert set(tried) == set(PYTHON)
