@@ -1,0 +1,91 @@
+"""Forks pww's programs from one process that has imported everything: a restart costs no imports.
+
+    python nursery.py       then a JSON object a line on standard input:
+    {"argv": ["-m", "pww.central", WORD…] or [PROGRAM.py, WORD…], "log": FILE, "env": {…}}
+    {"argv": ["central", FOLDER], …}    the central of that run folder, by its frozen configuration
+
+Each is run as `python ARGV` would run it, in a process of its own; nothing but the imports is
+shared, and a central that is started by its folder does not compose its configuration again.
+Answers `{"pid": …}`, and `{"pid": …, "code": …}` when it has ended (minus the signal's number if
+one ended it). All end with the nursery, which ends with its standard input.
+"""
+
+import importlib
+import json
+import os
+import runpy
+import select
+import signal
+import sys
+import threading
+from pathlib import Path
+
+from pww.launcher.process import die_with_parent
+
+LOADED = (
+    "torch.distributed", "hydra._internal.hydra", "pww.central.service", "pww.central.final",
+    "pww.codec", "pww.config.prepare", "pww.connect", "pww.data", "pww.federation.fleet",
+    "pww.replica.federated", "pww.replica.loop", "pww.replica.outbox", "pww.replica.report",
+    "pww.trainer.ranks", "pww.transport.payload", "pww.worker", "safetensors.torch",
+)  # fmt: skip
+
+
+def birth(argv: list[str], log: str, env: dict[str, str]) -> None:
+    """What a newborn does; never returns."""
+    os.setsid()
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for number, target in ((os.open(os.devnull, os.O_RDONLY), 0), (out, 1), (out, 2)):
+        os.dup2(number, target)
+    os.environ.update(env)
+    try:
+        if argv[0] == "-m":
+            sys.argv = argv[1:]
+            runpy.run_module(argv[1], run_name="__main__", alter_sys=True)
+        elif argv[0] == "central":
+            from pww.central.__main__ import _start
+            from pww.config.load import read_config
+
+            code = _start(read_config(Path(argv[1]) / "config.yaml"))
+            sys.stdout.flush()
+            os._exit(code)
+        else:
+            sys.argv = argv
+            runpy.run_path(argv[0], run_name="__main__")
+    finally:
+        os._exit(70)  # our programs leave by themselves
+
+
+def main() -> None:
+    """Serves until standard input ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for name in LOADED:
+        importlib.import_module(name)
+    assert threading.active_count() == 1, "a fork would lose the other threads"
+    print(json.dumps({"ready": True}), flush=True)
+    living = 0
+    pending = b""
+    while True:
+        if select.select([0], [], [], 0.005)[0]:
+            piece = os.read(0, 65536)
+            if not piece:
+                return
+            *lines, pending = (pending + piece).split(b"\n")
+            for line in lines:
+                pid = os.fork()
+                if pid == 0:
+                    birth(**json.loads(line))
+                living += 1
+                print(json.dumps({"pid": pid}), flush=True)
+        while living:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                break
+            living -= 1
+            code = os.waitstatus_to_exitcode(status)
+            print(json.dumps({"pid": pid, "code": code}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
