@@ -270,6 +270,15 @@ def test_a_lease_taken_ahead_may_be_stolen_until_it_is_started(desk) -> None:
     assert c.ask(8).kind == "wait", "what is started is nobody else's"
 
 
+def test_a_replica_that_only_has_a_span_ahead_is_not_expected(desk) -> None:
+    """It waits for theta, or between two phases: no round waits for it."""
+    site = desk.site()
+    ahead = take_ahead(site, 900, 4).lease
+    assert desk.books.expected() == frozenset()
+    beat(site, Renewal(id=ahead.id, ttl_s=30.0, start=True))
+    assert desk.books.expected() == {"s/a"}
+
+
 def test_who_takes_ahead_does_not_steal(desk) -> None:
     a, b = desk.site("s/a"), desk.site("s/b")
     take_ahead(a, 900, 20)
