@@ -51,7 +51,6 @@ def test_what_encoding_loses_is_told_tensor_by_tensor(tmp_path, kind):
     with PayloadReader(tmp_path / "p", info) as reader:
         for name, tensor in TENSORS.items():
             assert torch.equal(lost[name], tensor - reader.tensor(name))
-            assert torch.equal(lost[name] + reader.tensor(name), tensor)
     assert bool(lost["w"].any()) == (kind != "fp32")
 
 
