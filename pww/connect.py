@@ -6,7 +6,7 @@ The only place on the site's side that knows both ends; `replica.loop` sees a `S
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -49,13 +49,14 @@ class Start:
         if self.last is None:
             return Claims()
         offer, verdict = self.last.offer, self.last.verdict
-        if verdict is not None:
-            return Claims(run=offer.run, last_round=verdict.round, residual=self.residual)
-        leases = tuple(leased.lease for leased in offer.spans)
-        return Claims(
-            run=offer.run, last_round=offer.base_round, leases=leases, deltas=(offer.delta,),
-            residual=self.residual,
+        claims = Claims(
+            run=offer.run, last_round=offer.base_round, theta_round=offer.base_round,
+            theta_hash=offer.base_hash, residual=self.residual,
         )  # fmt: skip
+        if verdict is not None:
+            return replace(claims, last_round=verdict.round)
+        leases = tuple(leased.lease for leased in offer.spans)
+        return replace(claims, leases=leases, deltas=(offer.delta,))
 
 
 def connect(

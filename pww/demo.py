@@ -136,8 +136,8 @@ def parse(argv: list[str]) -> Plan:
 
 
 def _run(plan: Plan, root: Path) -> int:
-    name = _free_name(root)
-    port, flower_port = _free_ports(2)
+    name = free_name(root, "demo")
+    port, flower_port = free_ports(2)
     common = [*plan.overrides, f"central.port={port}", f"central.aggregator_port={flower_port}"]
     folder = root / name
     logs = root / f"{name}-logs"
@@ -274,14 +274,16 @@ def _merges(central: Path) -> list[dict[str, Any]]:
     return [row for row in rows if row["split"] == "outer"]
 
 
-def _free_name(root: Path) -> str:
+def free_name(root: Path, stem: str) -> str:
+    """The first of `stem-1`, `stem-2`, … that no folder of `root` has."""
     number = 1
-    while (root / f"demo-{number}").exists() or (root / f"demo-{number}-logs").exists():
+    while (root / f"{stem}-{number}").exists() or (root / f"{stem}-{number}-logs").exists():
         number += 1
-    return f"demo-{number}"
+    return f"{stem}-{number}"
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
+    """Ports of loopback that nothing listens on."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     ports = [s.getsockname()[1] for s in sockets]
     for s in sockets:

@@ -25,6 +25,12 @@ def fault(state: State, offer: Offer, *, staleness: int, window: int) -> str:
     """Why the delta is inadmissible, whoever holds its leases; "" if it is not."""
     if offer.base_round > state.round:
         return f"it starts from round {offer.base_round}, the central is at {state.round}"
+    ours = state.hash_of(offer.base_round)
+    if offer.base_hash != ours:
+        return (
+            f"it starts from another theta of round {offer.base_round} ({offer.base_hash[:12]}) "
+            f"than this central's ({ours[:12]}): one of the two was restored from an old copy"
+        )
     if offer.tokens == 0:
         return "it was computed from no tokens"
     if not offer.finite:

@@ -115,6 +115,11 @@ class Coordinator:
         """Hash of theta_outer(round), "" before theta(0)."""
         return self._state.state_hash
 
+    def hash_of(self, round_: int) -> str:
+        """The state hash of theta_outer of that round, "" if there is no such round."""
+        with self._state.lock:
+            return self._state.hash_of(round_)
+
     @property
     def committed_windows(self) -> int:
         """Windows in theta_outer(round)."""

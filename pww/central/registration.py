@@ -49,6 +49,7 @@ def check(state: State, message: Register, *, detect_s: float) -> None:
             "belongs to another one: start the process again",
             code="unknown_incarnation",
         )
+    _check_key_free(state, message)
     seat = state.seats.get(message.replica)
     if seat is not None and seat.member.incarnation != message.incarnation:
         _check_free(seat, message.replica, state.clock.monotonic(), detect_s)
@@ -88,6 +89,27 @@ def _check_run(state: State, message: Register) -> None:
             "folder, or start with a new run.name on both sides",
             code="wrong_run",
         )
+    ours = state.hash_of(message.theta_round)
+    if message.theta_hash not in ("", ours):
+        raise Refused(
+            f"theta of round {message.theta_round} is {message.theta_hash} at {message.replica}, "
+            f"{ours or 'not there'} at this central of run {state.run}: one of the two was "
+            "restored from an old copy; restore the newer one, or start with a new run.name on "
+            "both sides",
+            code="wrong_run",
+        )
+
+
+def _check_key_free(state: State, message: Register) -> None:
+    """One key, one live process: it is what a Flower node is known by."""
+    for replica, seat in state.seats.items():
+        same = message.node_key and seat.member.node_key.strip() == message.node_key.strip()
+        if same and replica != message.replica and seat.state == "live":
+            raise Refused(
+                f"the node key of {message.replica} is the one of {replica}, which is live: every "
+                "replica has a key of its own",
+                code="replica_taken",
+            )
 
 
 def _check_free(seat: Seat, replica: str, now_s: float, detect_s: float) -> None:

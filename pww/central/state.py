@@ -132,6 +132,11 @@ class State:
             except PwwError as why:  # half of it is in memory: none of the batch may stay
                 raise StateError(f"a change cannot be made: {why}") from why
 
+    def hash_of(self, round_: int) -> str:
+        """The state hash of theta_outer of that round, "" if there is no such round."""
+        rows = self.ledger.rows("SELECT state_hash FROM rounds WHERE round = ?", round_)
+        return str(rows[0][0]) if rows else ""
+
     def quarantined_blocks(self, at_most: int) -> tuple[int, ...]:
         """The first blocks that were set aside, by position."""
         positions = (p for span in self.table.quarantined for p in range(span.start, span.stop))

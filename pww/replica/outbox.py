@@ -172,6 +172,7 @@ class Outbox:
                 delta=uuid4().hex,
                 prev=self.merged,
                 base_round=theta.round,
+                base_hash=theta.state_hash,
                 spans=(Leased(lease=lease.id, span=lease.span),),
                 tokens=result.tokens,
                 partial=partial,

@@ -6,11 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from pww.errors import PwwError
+from pww.errors import PwwError, Refused
 from pww.wire import (
     Acquire,
     Acquired,
     Done,
+    Exhausted,
     Heartbeat,
     Instruction,
     Leave,
@@ -50,6 +51,8 @@ class Claims:
 
     run: str = ""
     last_round: int = 0
+    theta_round: int = 0
+    theta_hash: str = ""
     leases: tuple[int, ...] = ()
     deltas: tuple[str, ...] = ()  # in the outbox, without a verdict
     residual: str = ""  # tag of the residual in force
@@ -83,3 +86,22 @@ def say_goodbye(port: CoordinatorPort, message: Leave, *, within_s: float) -> No
     thread.join(within_s)
     if thread.is_alive():
         log.warning("the central does not answer the goodbye; leases return when they expire")
+
+
+def tell_set_aside(end: Exhausted) -> None:
+    """Names the blocks that are missing at the end of a run, if there are any."""
+    if end.num_quarantined:
+        named = ", ".join(map(str, end.quarantined))
+        log.warning(
+            "%d blocks were set aside after too many attempts: %s", end.num_quarantined, named
+        )
+
+
+def went_back(run: str, round_: int, *, known: int) -> Refused:
+    """The central forgot rounds: nothing of its run may be trained on any more."""
+    return Refused(
+        f"the central is at round {round_} of run {run}, it was at {known} before: its state "
+        "folder was replaced by an older copy; restore the newer one, or start with a new "
+        "run.name on both sides",
+        code="wrong_run",
+    )

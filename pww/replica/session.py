@@ -17,11 +17,11 @@ from typing import TypeVar
 from pww.clock import Clock
 from pww.config.schema import Darl
 from pww.errors import PwwError, Refused, Stopped, Unreachable
-from pww.lease.policy import lease_ttl_s
 from pww.lease.space import BlockSpace
+from pww.replica import port as other_side
 from pww.replica.holdings import Holdings, Standing
-from pww.replica.port import Claims, CoordinatorPort, Thread, say_goodbye, start_thread
-from pww.replica.turns import NONE, Ask, Turns
+from pww.replica.port import Claims, CoordinatorPort, Thread
+from pww.replica.turns import NONE, Ask, Pace, Turns
 from pww.wire import (
     Acquire,
     Exhausted,
@@ -59,15 +59,15 @@ class Session:
         versions: Mapping[str, str],
         claims: Claims = Claims(),
         new_token: Callable[[], str] = partial(secrets.token_hex, 16),
-        spawn: Callable[[Callable[[], None]], Thread] = start_thread,
+        spawn: Callable[[Callable[[], None]], Thread] = other_side.start_thread,
     ) -> None:
         self._port, self._clock, self._stop, self._token = port, clock, stop, new_token
-        self._spawn = spawn
-        self._darl, self._replica = darl, replica
+        self._darl, self._replica, self._spawn = darl, replica, spawn
         self.incarnation = new_token()
         self._first = Register(
             replica=replica, incarnation=self.incarnation, node_key=node_key, run=claims.run,
-            space=space.info(), model=model, last_round=claims.last_round, leases=claims.leases,
+            space=space.info(), model=model, last_round=claims.last_round,
+            theta_round=claims.theta_round, theta_hash=claims.theta_hash, leases=claims.leases,
             deltas=claims.deltas, residual=claims.residual, versions=dict(versions),
         )  # fmt: skip
         self._lock = threading.Lock()
@@ -76,7 +76,7 @@ class Session:
         self._turns = Turns()
         self._refused: Refused | None = None
         self._round = claims.last_round
-        self._phase_s = self._rtt_s = self._windows_per_s = 0.0
+        self._pace = Pace(floor_s=darl.ttl_floor_s)
         self._over = threading.Event()
         self._thread: Thread | None = None
 
@@ -157,17 +157,12 @@ class Session:
             lease = self._start_ahead()
             if lease is not None:
                 return self._begin(lease, num_blocks)
-            ask = Ask(num_blocks, self._token(), self._clock.monotonic())
-            answer = self._acquire(ask)
+            answer = self._acquire(Ask(num_blocks, self._token(), self._clock.monotonic()))
             match answer:
                 case Granted():
                     return self._begin(answer.lease, num_blocks)
                 case Exhausted():
-                    if answer.num_quarantined:
-                        log.warning(
-                            "%d blocks were set aside after too many attempts: %s",
-                            answer.num_quarantined, ", ".join(map(str, answer.quarantined)),
-                        )  # fmt: skip
+                    other_side.tell_set_aside(answer)
                     return None
                 case Wait(retry_after_s=wait_s):
                     now_s = self._clock.monotonic()
@@ -208,13 +203,15 @@ class Session:
     def measured(self, *, phase_s: float, windows_per_s: float) -> None:
         """What the last phase took; TTLs and the central's view follow it."""
         with self._lock:
-            self._phase_s, self._windows_per_s = phase_s, windows_per_s
+            self._pace.phase_s, self._pace.windows_per_s = phase_s, windows_per_s
 
     def beat(self) -> None:
         """Sends one heartbeat and obeys its answer; what keeps it from arriving is logged."""
         with self._lock:
             soon_s = 2 * self._darl.heartbeat_s
-            due = self._turns.due(self._clock.monotonic(), phase_s=self._phase_s, soon_s=soon_s)
+            due = self._turns.due(
+                self._clock.monotonic(), phase_s=self._pace.phase_s, soon_s=soon_s
+            )
         try:
             self._renew(start=due)
         except Unreachable as why:
@@ -233,7 +230,7 @@ class Session:
         if self._registered is None:
             return
         message = Leave(replica=self._replica, incarnation=self.incarnation, keep=tuple(keep))
-        say_goodbye(self._port, message, within_s=LEAVE_S)
+        other_side.say_goodbye(self._port, message, within_s=LEAVE_S)
 
     def _beat_on(self) -> None:
         """The heartbeat thread; only a refusal, a stop or `leave` ends it."""
@@ -261,15 +258,15 @@ class Session:
     def _acquire(self, ask: Ask, *, ahead: bool = False) -> Granted | Wait | Exhausted:
         """One request; unless it is for the phase ahead, it is repeated until it is answered."""
         with self._lock:
-            ttl_s = self._ttl_s()
+            ttl_s = self._pace.ttl_s
         request = Acquire(
             replica=self._replica, incarnation=self.incarnation, key=ask.key,
             num_blocks=ask.num_blocks, ttl_s=ttl_s, ahead=ahead,
         )  # fmt: skip
-        call = partial(self._port.acquire, request)
+        call, known = partial(self._port.acquire, request), self.round
         reply = call() if ahead else self._ask(call)
         with self._lock:
-            self._round = max(self._round, reply.round)
+            self._heard(reply.round, known=known)
             if isinstance(reply.answer, Granted):
                 self._held.take(reply.answer.lease, asked_s=ask.first_s)
         return reply.answer
@@ -314,20 +311,27 @@ class Session:
     def _renew(self, *, start: int) -> None:
         """One heartbeat, and what its answer orders."""
         with self._lock:
-            asked = self._held.renewals(ttl_s=self._ttl_s(), start=start)
-            message = Heartbeat(
-                replica=self._replica, incarnation=self.incarnation, leases=asked,
-                windows_per_s=self._windows_per_s,
-            )  # fmt: skip
+            asked = self._held.renewals(ttl_s=self._pace.ttl_s, start=start)
+            known, rate = self._round, self._pace.windows_per_s
+            who = {"replica": self._replica, "incarnation": self.incarnation}
+            message = Heartbeat(**who, leases=asked, windows_per_s=rate)
         sent_s = self._clock.monotonic()
         order = self._port.heartbeat(message)
         with self._lock:
             took_s = self._clock.monotonic() - sent_s
             if took_s <= self._darl.heartbeat_s:  # the port repeats: more is an outage
-                self._rtt_s = took_s
-            self._round = max(self._round, order.round)
+                self._pace.rtt_s = took_s
+            self._heard(order.round, known=known)
             for lease in self._held.obey(order, asked, asked_s=sent_s):
                 log.debug("lease %d is over: merged with its delta, or returned", lease)
+
+    def _heard(self, round_: int, *, known: int) -> None:
+        """Takes note of the central's round; `known` it was when it was asked."""
+        if round_ < known:
+            self._refused = other_side.went_back(self.run, round_, known=known)
+            self._held.clear()
+            raise self._refused
+        self._round = max(self._round, round_)
 
     def _ask(self, call: Callable[[], T]) -> T:
         """Repeats one call, with the same key, until the central answers."""
@@ -341,9 +345,6 @@ class Session:
                 away_s = self._clock.monotonic() - first_s
                 log.warning("no answer for %.0f s, trying on: %s", away_s, why)
                 self._wait(self._darl.heartbeat_s)
-
-    def _ttl_s(self) -> float:
-        return lease_ttl_s(phase_s=self._phase_s, rtt_s=self._rtt_s, floor_s=self._darl.ttl_floor_s)
 
     def _wait(self, seconds: float) -> None:
         if self._clock.wait(self._stop, seconds):

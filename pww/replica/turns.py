@@ -1,10 +1,12 @@
-"""Which lease a replica's phase runs on and which one is next. Pure: time is an argument.
+"""Which lease a replica's phase runs on, which is next, and its pace. Pure: time is an argument.
 
 The next span is asked for once a phase, while it runs, and is started towards its end: until then
 an idle replica may still get it.
 """
 
 from dataclasses import dataclass
+
+from pww.lease.policy import lease_ttl_s
 
 NONE = -1
 """No lease."""
@@ -53,3 +55,18 @@ class Turns:
         """The lease to start now: the phase, which takes about `phase_s`, ends in `soon_s`."""
         ending = phase_s > 0 and now_s - self._began_s >= phase_s - soon_s
         return self.ahead if self.running != NONE and ending else NONE
+
+
+@dataclass(slots=True)
+class Pace:
+    """What this process measured of itself and of the way to the central; 0 before it did."""
+
+    floor_s: float
+    phase_s: float = 0.0
+    rtt_s: float = 0.0
+    windows_per_s: float = 0.0
+
+    @property
+    def ttl_s(self) -> float:
+        """How long a lease should live without a heartbeat."""
+        return lease_ttl_s(phase_s=self.phase_s, rtt_s=self.rtt_s, floor_s=self.floor_s)

@@ -108,6 +108,7 @@ class World:
         offer = Offer(
             run=self.books.run, replica=REPLICA, incarnation=INCARNATION, delta=self.token(),
             prev=self.prev, base_round=self.books.round,
+            base_hash=self.books.state_hash,
             spans=(Leased(lease=lease.id, span=lease.span),), tokens=tokens, partial=False,
             finite=True, payload=self.info,
             metrics=PhaseMetrics(

@@ -225,7 +225,8 @@ class Site:
         metrics = PhaseMetrics(steps=1, tokens=7, loss=1.0, phase_seconds=1.0, tokens_per_s=7.0)
         offer = Offer(
             run=RUN, replica=self.person.replica, incarnation=self.person.incarnation, delta=delta,
-            prev="", base_round=base_round, spans=(Leased(lease=1, span=Span(0, 1)),), tokens=7,
+            prev="", base_round=base_round, base_hash="e" * 64,
+            spans=(Leased(lease=1, span=Span(0, 1)),), tokens=7,
             partial=False, finite=True, payload=describe(path, codec="fp32"), metrics=metrics,
         )  # fmt: skip
         return offer.model_copy(update=changes), path

@@ -124,8 +124,19 @@ def test_keys_are_made_extended_and_revoked(project: Project) -> None:
     assert "revoked snellius/a" in done.stdout
 
 
+def test_the_status_of_nobody_is_a_sentence(project: Project) -> None:
+    """With a central it is shown in test_central_service.py."""
+    (command,) = [c for c in PYTHON if "pww.status" in c]
+    done = project.run(*words(command))
+    assert done.returncode == 1
+    assert "central" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_every_command_was_tried() -> None:
     tried = [c for c in PYTHON if c == "python -m pww.train" or "pww.demo" in c or "--" in c]
     tried += [c for c in PYTHON if "dry=true" in c or "audit" in c or "tinyshakespeare" in c]
+    tried += [c for c in PYTHON if "pww.simulate" in c]  # by test_simulate.py
     tried += [c for c in PYTHON if re.search(r"central (init|add|revoke) ", c)]
+    tried += [c for c in PYTHON if "pww.status" in c]
     assert set(tried) == set(PYTHON)

@@ -39,12 +39,14 @@ def many(first: int, number: int, *, jobs: int, strict: bool) -> int:
     faults: Counter[str] = Counter()
     failed: list[Outcome] = []
     totals: Counter[str] = Counter()
+    seen: Counter[str] = Counter()
     size = max(1, min(50, number // (2 * jobs)))
     blocks = [(i, min(i + size, first + number)) for i in range(first, first + number, size)]
     with get_context("spawn").Pool(jobs, initializer=_quiet) as pool:
         for outcomes in pool.imap_unordered(partial(_block, strict=strict), blocks):
             for one in outcomes:
                 faults.update(one.faults)
+                seen.update(one.seen)
                 totals.update(draws=one.draws, rounds=one.rounds, audits=one.audits)
                 if one.fault:
                     failed.append(one)
@@ -56,7 +58,8 @@ def many(first: int, number: int, *, jobs: int, strict: bool) -> int:
         "seeds": number, "first": first, "failures": len(failed),
         "failed": sorted(one.seed for one in failed)[:SHOWN],
         "seeds_per_minute": round(60 * number / took_s), "seconds": round(took_s, 1),
-        **totals, "missing": missing, "faults": {kind: faults[kind] for kind in KINDS},
+        **totals, "leases": dict(sorted(seen.items())), "missing": missing,
+        "faults": {kind: faults[kind] for kind in KINDS},
     }  # fmt: skip
     print(json.dumps(row))
     return 1 if failed or missing else 0
@@ -71,7 +74,7 @@ def one(seed: int, *, trace: bool, strict: bool) -> int:
         print(f"FAILED {outcome.fault}")
     row = {"seed": seed, "digest": outcome.digest, "rounds": outcome.rounds,
            "simulated_s": round(outcome.simulated_s, 1), "events": outcome.events,
-           "draws": outcome.draws, "faults": outcome.faults}  # fmt: skip
+           "draws": outcome.draws, "leases": outcome.seen, "faults": outcome.faults}  # fmt: skip
     print(json.dumps(row))
     return 1 if outcome.fault else 0
 

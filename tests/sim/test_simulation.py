@@ -42,6 +42,17 @@ def test_every_kind_of_fault_was_injected(outcomes: list[Outcome]) -> None:
     assert set(faults) == set(KINDS), "a kind that nobody counts"
 
 
+def test_leases_went_through_all_of_their_transitions(outcomes: list[Outcome]) -> None:
+    seen: Counter[str] = Counter()
+    for outcome in outcomes:
+        seen.update(outcome.seen)
+    assert {
+        "Granted", "Pinned", "Committed", "Raised", "Revived", "Shrunk", "Promised",
+        "Returned expired", "Returned rejected", "Returned taken over", "Returned left",
+        "Returned stolen",
+    } <= set(seen)  # fmt: skip
+
+
 def test_the_simulation_saw_something(outcomes: list[Outcome]) -> None:
     assert sum(outcome.draws for outcome in outcomes) > 10 * len(SHARE)
     assert sum(outcome.rounds for outcome in outcomes) > 2 * len(SHARE)

@@ -58,16 +58,23 @@ def test_a_pending_entry_claims_its_lease_and_its_delta(lone, tmp_path: Path) ->
     theta = theta_in(tmp_path / "theta", 4)
     entry = put_one(lone.outbox, lone.trainer, theta, LEASES[1])
     assert start_with(entry, tmp_path).claims == Claims(
-        run="a" * 32, last_round=4, leases=(LEASES[1].id,), deltas=(entry.offer.delta,)
+        run="a" * 32,
+        last_round=4,
+        theta_round=4,
+        theta_hash=theta.state_hash,
+        leases=(LEASES[1].id,),
+        deltas=(entry.offer.delta,),
     )
 
 
 @pytest.mark.parametrize("outcome", ["merged", "rejected"])
 def test_a_settled_entry_claims_no_lease_any_more(lone, tmp_path: Path, outcome) -> None:
-    entry = put_one(lone.outbox, lone.trainer, theta_in(tmp_path / "theta", 4), LEASES[1])
+    theta = theta_in(tmp_path / "theta", 4)
+    entry = put_one(lone.outbox, lone.trainer, theta, LEASES[1])
     lone.outbox.settle(Verdict(delta=entry.offer.delta, outcome=outcome, round=7))
     claims = start_with(lone.outbox.last, tmp_path).claims
-    assert claims == Claims(run="a" * 32, last_round=7)
+    expected = Claims(run="a" * 32, last_round=7, theta_round=4, theta_hash=theta.state_hash)
+    assert claims == expected
 
 
 @pytest.mark.parametrize("outcome", ["merged", "rejected", ""])

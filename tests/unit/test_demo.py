@@ -243,11 +243,11 @@ def test_the_middle_of_a_phase(tmp_path: Path) -> None:
 
 
 def test_names_and_ports_are_free(tmp_path: Path) -> None:
-    assert demo._free_name(tmp_path) == "demo-1"
+    assert demo.free_name(tmp_path, "demo") == "demo-1"
     (tmp_path / "demo-1").mkdir()
     (tmp_path / "demo-2-logs").mkdir()
-    assert demo._free_name(tmp_path) == "demo-3"
-    ports = demo._free_ports(3)
+    assert demo.free_name(tmp_path, "demo") == "demo-3"
+    ports = demo.free_ports(3)
     assert len(set(ports)) == 3
 
 

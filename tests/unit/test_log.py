@@ -180,3 +180,15 @@ def test_a_row_that_is_no_json_is_a_bug_and_costs_nothing(file: Path) -> None:
     lines.write({"b": 1})
     lines.close()
     assert json.loads(file.read_text()) == {"b": 1}
+
+
+def test_only_the_rows_at_the_end(tmp_path: Path) -> None:
+    file = tmp_path / "x.jsonl"
+    file.write_bytes(b'{"a": 1}\n{"a": 22}\n{"a": 3}\n')
+    whole = [{"a": 1}, {"a": 22}, {"a": 3}]
+    assert read_json_lines(file, last_bytes=1000) == whole
+    assert read_json_lines(file, last_bytes=len(file.read_bytes())) == whole
+    assert read_json_lines(file, last_bytes=12) == [{"a": 3}]
+    # a line that is cut at a place where the rest could be read is no row
+    file.write_bytes(b'[{"a": 1}\n{"b": 2}\n')
+    assert read_json_lines(file, last_bytes=18) == [{"b": 2}]

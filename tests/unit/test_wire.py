@@ -75,6 +75,7 @@ MESSAGES: list[Message] = [
     Leased(lease=3, span=Span(2, 5)),
     Offer(
         **WHO, run="3" * 32, delta="1" * 32, prev="", base_round=4,
+        base_hash="e" * 64,
         spans=(Leased(lease=3, span=Span(2, 5)),), tokens=80, partial=False, finite=True,
         payload=PAYLOAD, metrics=METRICS,
     ),

@@ -1,8 +1,9 @@
 """What the processes did, kept apart from what they say, and the laws that it must obey."""
 
-import json
 import sqlite3
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from simulation.trainer import State, inner_step, read_theta, start_of
 from pww.central.audit import audit
 from pww.central.ledger import FILE
 from pww.lease.space import BlockSpace
+from pww.lease.transitions import Transitions
 from pww.log import read_json_lines
 from pww.wire import Lease, Offer, Verdict
 
@@ -38,14 +40,36 @@ class Books:
         self.num_draws = self.num_audits = 0
         self.strict_draws = True
         self.complete = False
+        self.up = False  # the central's process lives: what its table says holds
+        self.seen: Counter[str] = Counter()
         self.presented: dict[str, tuple[str, ...]] = {}  # by incarnation: deltas in its outbox
         self._keys: dict[str, int] = {}  # the lease of each idempotency key
 
     # --------------------------------------------------------------------------- as it happens
 
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """In the block, what happens to leases is counted."""
+        real = Transitions.apply
+
+        def apply(table: Transitions, event: Any, now_s: float) -> None:
+            self.seen[f"{type(event).__name__} {getattr(event, 'reason', '')}".strip()] += 1
+            real(table, event, now_s)
+
+        Transitions.apply = apply  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            Transitions.apply = real  # type: ignore[method-assign]
+
+    def finished(self, replica: str) -> None:
+        """A replica was told that the corpus is exhausted."""
+        if self.up and not self._coordinator.exhausted():
+            self._world.fail(f"{replica} ended, but not every block is in theta or set aside")
+
     def opened(self, coordinator: Any, aggregator: Any) -> None:
         """A process of the central serves."""
-        self._coordinator, self._aggregator = coordinator, aggregator
+        self._coordinator, self._aggregator, self.up = coordinator, aggregator, True
         if coordinator.generation:
             self.look()
 
@@ -90,7 +114,7 @@ class Books:
         self._world.trace(f"{site.replica} draws {windows} of lease {lease.id}")
         if not lease.span.start <= lease.span.stop:
             self._world.fail(f"lease {lease.id} is empty")
-        if self._coordinator is None or not self.strict_draws:
+        if not self.up or not self.strict_draws:
             return
         table = self._coordinator._state.table
         positions = self._positions(lease, offset, len(windows))
@@ -226,11 +250,13 @@ class Books:
             self._check(sorted(windows) == expected, f"{offer.delta} drew {windows}")
             drawn.update(windows)
         if self.complete:
-            wrong = {
-                w: drawn[w]
-                for w in range(self._space.num_windows)
-                if drawn[w] != self._space.epochs
-            }
+            expected = Counter(range(self._space.num_windows))
+            for w in expected:
+                expected[w] = self._space.epochs
+            for span in self._coordinator._state.table.quarantined:
+                for position in range(span.start, span.stop):
+                    expected.subtract(self._space.windows(position))
+            wrong = {w: drawn[w] for w in expected if drawn[w] != expected[w]}
             self._check(not wrong, f"windows in theta another number of times than once: {wrong}")
 
     def _check_thetas(self, merged: list[tuple[int, Offer, int]]) -> None:
@@ -284,8 +310,3 @@ class Books:
         for i in range(0, len(windows), self._batch):
             inner = inner_step(inner, windows[i : i + self._batch])
         return {name: base[name] - inner[name] for name in base}
-
-
-def digest_of(value: object) -> str:
-    """A stable text of a small value."""
-    return json.dumps(value, sort_keys=True)

@@ -33,6 +33,8 @@ def touch(what: str, *, grows: bool) -> None:
         return
     machine.check()
     world = machine.world
+    if what == "rename":
+        machine.on_rename()
     if machine.fuse:
         machine.fuse -= 1
         if machine.fuse == 0:

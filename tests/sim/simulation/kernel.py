@@ -40,8 +40,10 @@ class Machine:
         self.open: list[Any] = []  # files and connections that a death closes
         self.fuse = 0  # disk operations until it dies; 0: none is lit
         self.full_until_s = -1.0  # the disk is full until then
-        self.errors: list[str] = []
         self.on_death: list[Callable[[], None]] = []
+        self.on_rename: Callable[[], object] = lambda: (
+            None
+        )  # something becomes whole: a good moment
 
     def start(self, target: Callable[[], object], label: str) -> Any:
         """Runs `target` in a greenlet of the living process, at once after what happens now."""

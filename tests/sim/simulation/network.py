@@ -202,11 +202,11 @@ class Port:
         return text
 
 
-def serve(coordinator: Any, name: str, body: str) -> str:
+def serve(desk: Any, name: str, body: str) -> str:
     """What `pww.central.http` does with one request."""
     try:
         message = KINDS[name].model_validate_json(body)
-        return str(getattr(coordinator, name)(message).model_dump_json())
+        return str(desk.answer(message).model_dump_json())
     except Refused as why:
         refusal = Refusal(code=why.code, message=str(why), retry_after_s=why.retry_after_s)  # type: ignore[arg-type]
         return refusal.model_dump_json()

@@ -195,7 +195,7 @@ class Site:
         network, to = self.network, self.central.machine
         transport = config.transport
         port = Port(
-            network, to, lambda: self.central.coordinator, clock=self.clock, stop=self.ranks.asked,
+            network, to, lambda: self.central.desk, clock=self.clock, stop=self.ranks.asked,
             timeout_s=transport.timeout_s, deadline_s=30.0, first_s=transport.retry_first_s,
             max_s=transport.retry_max_s, granted=self.books.granted,
         )  # fmt: skip
@@ -220,7 +220,11 @@ class Site:
                 poll_s=transport.poll_s, clock=self.clock, stop=self.ranks.asked,
                 reregister=session.reregister, check=session.check,
             )  # fmt: skip
-            loop.run(session, exchange, trainer, outbox, Quiet(), plan=plan, ranks=self.ranks)
+            loop.run(
+                session, exchange, trainer, outbox, Quiet(), plan=plan, ranks=self.ranks,
+                clock=self.clock,
+            )  # fmt: skip
+            self.books.finished(self.replica)
             write_durably(self.folder / "finished", b"finished\n")
         finally:
             pending = outbox.pending

@@ -130,6 +130,7 @@ class Site:
                 held_out_loss=held_out, held_out_tokens=100 if held_out >= 0 else 0,
             ),
         } | changes  # fmt: skip
+        fields["base_hash"] = self.central.books.hash_of(fields["base_round"]) or "0" * 64
         return Offer(**fields), path
 
     def deliver(self, **changes):

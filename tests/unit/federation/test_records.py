@@ -37,6 +37,7 @@ def offer(info: PayloadInfo, *, finite: bool = True) -> Offer:
     metrics = PhaseMetrics(steps=1, tokens=7, loss=1.0, phase_seconds=1.0, tokens_per_s=7.0)
     return Offer(
         run=TOKEN, replica="s/a", incarnation=TOKEN, delta=TOKEN, prev="", base_round=0,
+        base_hash=DIGEST,
         spans=(Leased(lease=1, span=Span(0, 2)),), tokens=7, partial=False, finite=finite,
         payload=info, metrics=metrics,
     )  # fmt: skip

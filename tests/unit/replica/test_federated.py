@@ -94,6 +94,7 @@ class Site:
         metrics = PhaseMetrics(steps=1, tokens=7, loss=1.0, phase_seconds=1.0, tokens_per_s=7.0)
         offer = Offer(
             run=RUN, replica="s/a", incarnation=INCARNATION, delta=delta, prev="", base_round=0,
+            base_hash="f" * 64,
             spans=(Leased(lease=1, span=Span(0, 1)),), tokens=7, partial=False, finite=True,
             payload=describe(path, codec="fp32"), metrics=metrics,
         )  # fmt: skip

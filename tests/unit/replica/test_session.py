@@ -1,8 +1,10 @@
 """The session against the real coordinator in process, with a network that a test can cut."""
 
 import logging
+import sqlite3
 import threading
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -38,12 +40,15 @@ SPACE = BlockSpace(
 )
 
 
-KEY = (
-    ec.generate_private_key(ec.SECP384R1())
-    .public_key()
-    .public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
-    .decode()
-)
+@cache
+def key_of(replica: str) -> str:
+    """The public key of a replica's node."""
+    del replica  # one key each
+    key = ec.generate_private_key(ec.SECP384R1()).public_key()
+    return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode()
+
+
+KEY = key_of("s/a")
 
 
 class SiteClock:
@@ -148,6 +153,7 @@ class World:
         offer = Offer(
             run=session.run, replica=replica, incarnation=session.incarnation, delta=delta,
             prev=f"{number - 1:032x}" if number > 1 else "", base_round=number - 1,
+            base_hash=f"{number - 1:064x}",
             spans=(Leased(lease=lease.id, span=lease.span),), tokens=tokens, partial=False,
             finite=True, payload=PayloadInfo(codec="fp32", size_bytes=1, sha256="b" * 64),
             metrics=PhaseMetrics(
@@ -169,7 +175,8 @@ class World:
     ) -> tuple[Session, Wire]:
         wire = Wire(self.books)
         session = Session(
-            wire, replica=replica, node_key=KEY, space=SPACE, model=model, darl=self.darl,
+            wire, replica=replica, node_key=key_of(replica), space=SPACE, model=model,
+            darl=self.darl,
             clock=self.clock, stop=self.stop, versions={"torch": "2.13"}, claims=claims,
         )  # fmt: skip
         self.sessions.append(session)
@@ -687,3 +694,26 @@ def test_blocks_that_were_set_aside_are_named_at_the_end(world: World, caplog) -
         assert session.acquire(1) is None
     blocks = ", ".join(str(SPACE.block(p)) for p in range(2))
     assert f"2 blocks were set aside after too many attempts: {blocks}" in caplog.text
+
+
+@pytest.mark.parametrize("how", ["beat", "acquire"])
+def test_a_central_that_forgot_rounds_is_not_trained_for(world: World, how: str) -> None:
+    session, _ = world.joined()
+    saved = world.folder / "copy.sqlite"
+    with sqlite3.connect(saved) as copy:
+        world.ledger._db.backup(copy)
+    copy.close()
+    world.merge(session, session.acquire(4), number=1)
+    session.beat()
+    assert session.round == 1
+    world.ledger.close()
+    for left in world.folder.glob("ledger.sqlite*"):
+        left.unlink()
+    saved.rename(world.folder / "ledger.sqlite")
+    world.open()
+    session._port.books = world.books
+    told = "the central is at round 0 of run .*, it was at 1 before: its state folder was replaced"
+    with pytest.raises(Refused, match=told):
+        session.acquire(4) if how == "acquire" else session.beat() or session.check()
+    with pytest.raises(Refused, match=told):
+        session.acquire(4)

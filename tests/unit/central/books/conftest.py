@@ -220,6 +220,7 @@ class Site:
             delta=self.desk.token(),
             prev=self.prev,
             base_round=self.desk.books.round,
+            base_hash="0" * 64,
             spans=spans,
             tokens=tokens,
             partial=False,
@@ -229,7 +230,8 @@ class Site:
                 steps=1, tokens=tokens, loss=1.0, phase_seconds=1.0, tokens_per_s=10.0
             ),
         )
-        return offer.model_copy(update=changes)
+        hashed = {"base_hash": f"{changes.get('base_round', offer.base_round):064x}"}
+        return offer.model_copy(update=hashed | changes)
 
     def deliver(self, *leases: Lease, **changes: object) -> Offer:
         """A delta that is received and waits for its verdict."""

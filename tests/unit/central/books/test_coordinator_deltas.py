@@ -243,7 +243,10 @@ def test_a_merge_that_does_not_follow_changes_nothing(desk, make_desk) -> None:
     assert len(desk.books.staged()) == 1
     bare = make_desk(seeded=False)
     other = bare.site()
-    delta = other.deliver(other.acquire())
+    delta = other.offer(other.acquire())
+    verdict = bare.books.receive(delta)
+    assert verdict is not None
+    assert "it starts from another theta of round 0" in verdict.reason
     with pytest.raises(LeaseError, match=r"no theta\(0\) to merge into"):
         bare.merge(delta)
 
@@ -252,14 +255,14 @@ def test_the_first_seed_wins(make_desk) -> None:
     desk = make_desk(seeded=False)
     assert desk.books.generation == ""
     for _ in range(2):
-        desk.books.seed(generation="round-000000", state_hash="5" * 64)
-    with pytest.raises(LeaseError, match=r"theta\(0\) is 5+ already, not 6+"):
+        desk.books.seed(generation="round-000000", state_hash="0" * 64)
+    with pytest.raises(LeaseError, match=r"theta\(0\) is 0+ already, not 6+"):
         desk.books.seed(generation="x", state_hash="6" * 64)
     assert (desk.books.generation, desk.books.round) == ("round-000000", 0)
     assert desk.books.report() is None
     site = desk.site()
     site.contribute()
-    desk.books.seed(generation="round-000000", state_hash="5" * 64)
+    desk.books.seed(generation="round-000000", state_hash="0" * 64)
     assert desk.books.generation == "round-000001"
 
 
@@ -269,3 +272,15 @@ def test_the_last_eight_verdicts_are_told_oldest_first(desk) -> None:
     told = desk.books.verdicts("s/a")
     assert [verdict.delta for verdict in told] == [offer.delta for offer in offers[2:]]
     assert desk.books.verdicts("s/b") == ()
+
+
+def test_a_delta_from_another_theta_of_its_round_is_rejected(desk) -> None:
+    """Two histories with one run id and one round number: a state folder came from a copy."""
+    site = desk.site()
+    site.contribute(2)
+    offer = site.offer(site.acquire(3), base_hash="e" * 64)
+    verdict = desk.books.receive(offer)
+    assert verdict is not None
+    assert "it starts from another theta of round 1 (eeeeeeeeeeee) than this" in verdict.reason
+    assert "restored from an old copy" in verdict.reason
+    assert desk.coverage() == (2, 0, 18)

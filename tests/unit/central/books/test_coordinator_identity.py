@@ -296,3 +296,27 @@ def test_an_unknown_process_is_refused(desk) -> None:
     site.incarnation = "9" * 32
     refused(lambda: site.acquire(), "unknown_incarnation", "is not registered here")
     refused(lambda: site.leave(), "unknown_incarnation", "is not registered here")
+
+
+@pytest.mark.parametrize(("round_", "there"), [(1, "0" * 63 + "1"), (9, "not there")])
+def test_a_site_that_trained_from_another_theta_is_refused(desk, round_, there) -> None:
+    first = desk.site("s/a")
+    for _ in range(2):
+        first.contribute(2)
+    run = desk.books.run
+    told = f"theta of round {round_} is e{{64}} at s/b, {there} at"
+    with pytest.raises(Refused, match=told) as no:
+        desk.site("s/b", run=run, last_round=2, theta_round=round_, theta_hash="e" * 64)
+    assert no.value.code == "wrong_run"
+    assert "restored from an old copy" in str(no.value)
+    desk.site("s/b", run=run, last_round=2, theta_round=1, theta_hash=f"{1:064x}")
+
+
+def test_a_node_key_is_one_live_replicas(desk) -> None:
+    first = desk.site("s/a")
+    key = desk.books.live()[0].node_key
+    with pytest.raises(Refused, match="the node key of s/b is the one of s/a, which is live"):
+        desk.site("s/b", node_key=key + "\n")
+    assert [m.replica for m in desk.books.live()] == ["s/a"]
+    first.leave()
+    desk.site("s/b", node_key=key)

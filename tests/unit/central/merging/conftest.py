@@ -148,7 +148,10 @@ class Site:
             "tokens": tokens, "partial": False, "finite": delta is not None, "payload": info,
             "metrics": metrics,
         }  # fmt: skip
-        offer = Offer(**(fields | changes))
+        fields |= changes
+        hash_of = self.world.books.hash_of
+        fields.setdefault("base_hash", hash_of(fields["base_round"]) or "0" * 64)
+        offer = Offer(**fields)
         path.with_suffix(".json").write_text(offer.model_dump_json())
         return offer, path
 

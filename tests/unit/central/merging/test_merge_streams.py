@@ -1,6 +1,7 @@
 """The merge in pieces and threads gives the bits of the formulas; what changed on disk is found."""
 
 import math
+import threading
 
 import numpy as np
 import pytest
@@ -147,6 +148,25 @@ def test_buffers_are_used_again_and_flushing_changes_nothing(tmp_path, monkeypat
     bench.add("a/x", a)
     bench.merge()
     bench.check([a], [1.0])
+
+
+def test_a_buffer_comes_back_only_when_it_was_written(tmp_path, monkeypatch):
+    """The writer is held up: whoever computes gets other memory until all pairs are in flight."""
+    go = threading.Event()
+    put = Draft._put_theta
+    monkeypatch.setattr(Draft, "_put_theta", lambda *a, **k: go.wait(60) and put(*a, **k))
+    monkeypatch.setattr(draft_module, "PAIRS", 3)
+    draft = Draft(tmp_path, {"w": (8 * PIECE,)})
+    seen = []
+    for _ in range(3):
+        pair = draft.buffers()
+        seen.append(pair[0].data_ptr())
+        draft.put("w", pair, PIECE)
+    assert len(set(seen)) == 3
+    go.set()
+    assert draft.buffers()[0].data_ptr() == seen[0]
+    draft.abort()
+    assert list(tmp_path.iterdir()) == []
 
 
 def flip(path, at=-1):

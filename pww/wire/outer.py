@@ -1,0 +1,130 @@
+"""The outer loop, Flower messages: `Invitation` down, `Offer` up, with one payload beside them."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from pww.wire.types import (
+    Computed,
+    Count,
+    Digest,
+    Measured,
+    Message,
+    Name,
+    ReplicaId,
+    Seconds,
+    Span,
+    Token,
+    TokenOrNone,
+)
+
+
+class Verdict(Message):
+    """What became of a delta. `merged` is durable together with its blocks; `rejected` released
+    them.
+    """
+
+    delta: Token
+    outcome: Literal["merged", "rejected"]
+    round: Count  # the round that it was merged into, or that was current when it was rejected
+    reason: str = ""
+
+
+class Leased(Message):
+    """A span under a lease, as a delta names it."""
+
+    lease: Count
+    span: Span
+
+
+class PayloadInfo(Message):
+    """What the payload beside a message must be."""
+
+    codec: Name
+    size_bytes: Count
+    sha256: Digest
+
+
+class PhaseMetrics(Message):
+    """What a site measured over one phase. `loss` is the mean over tokens, in nats."""
+
+    steps: Count
+    tokens: Count
+    loss: Measured
+    phase_seconds: Seconds
+    tokens_per_s: Seconds
+    drift: Measured = 0.0
+    delta_norm: Measured = 0.0
+    residual_norm: Measured = 0.0  # of what encoding lost; the next delta brings it along
+    held_out_loss: Measured = -1.0  # at base_round; negative: not evaluated this phase
+    held_out_tokens: Count = 0
+
+
+class Offer(Message):
+    """A delta: `theta_outer(base_round) - theta_inner`, computed from exactly `spans`."""
+
+    kind: Literal["offer"] = "offer"
+    run: Token
+    replica: ReplicaId
+    incarnation: Token
+    delta: Token
+    prev: TokenOrNone  # this replica's last merged delta id when this one was encoded, "" if none
+    base_round: Count
+    base_hash: Digest  # state hash of theta_outer(base_round) at the site
+    spans: Annotated[tuple[Leased, ...], Field(min_length=1)]
+    tokens: Count  # targets of all windows of `spans`, neither more nor fewer
+    partial: bool  # fewer than H steps: steps the outer optimiser with momentum 0
+    finite: bool  # False: the site found nan/inf and sends no payload
+    payload: PayloadInfo
+    metrics: PhaseMetrics
+
+
+class Seed(Message):
+    """theta(0), offered by the replica that was asked to seed the run."""
+
+    kind: Literal["seed"] = "seed"
+    run: Token
+    replica: ReplicaId
+    incarnation: Token
+    model: Digest
+    payload: PayloadInfo
+
+
+class RoundReport(Message):
+    """What one merge did; rows of `split=outer` are made of these."""
+
+    round: Count  # the round that this merge produced
+    merged: tuple[ReplicaId, ...]
+    rejected: tuple[str, ...]  # "site/a: reason"
+    tokens: Count
+    loss: Computed  # pooled by tokens
+    delta_norm: Computed  # norm of the merged Delta
+    avg_delta_norm: Computed  # mean of the norms of the Delta_i
+    agreement: Computed
+    drift_mean: Computed
+    drift_max: Computed
+    bytes_received: Count
+    merge_seconds: Seconds
+
+
+class Invitation(Message):
+    """Standing request of the central: seed the run, or train from `round` and answer with an
+    `Offer`.
+    """
+
+    kind: Literal["seed", "phase"]
+    run: Token
+    round: Count
+    state_hash: str  # hash of theta(round) over its fp32 bytes; "" when kind is seed
+    committed_windows: Count  # of the corpus, in theta(round): where the LR schedule stands
+    payload: PayloadInfo | None  # theta(round) beside this message; None when kind is seed
+    verdicts: tuple[Verdict, ...]  # this replica's decided deltas, newest last (the last few)
+    report: RoundReport | None  # the merge that made `round`
+
+
+def model_digest(shapes: Mapping[str, Sequence[int]]) -> str:
+    """SHA-256 over parameter names and shapes in name order: two sites that differ never merge."""
+    text = "\n".join(f"{name} {tuple(int(n) for n in shapes[name])}" for name in sorted(shapes))
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,468 @@
+"""Cases from public reports of systems like ours, each under its name: leases that lapse, replies
+that get lost, restarts, clocks.
+
+The real coordinator over real HTTP and a real ledger, spoken to by the real client; only the
+central's clock is the test's. Deltas are handed to the books, as the aggregator does it.
+"""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pww.central.audit import Audit, audit
+from pww.central.coordinator import Coordinator
+from pww.central.http import CoordinatorApp, coordinator_app
+from pww.central.ledger import FILE, Ledger
+from pww.clock import ManualClock, SystemClock
+from pww.config.schema import Darl, Transport
+from pww.errors import Refused
+from pww.lease.space import BlockSpace
+from pww.replica.coordinator_client import HttpCoordinator
+from pww.replica.port import Claims
+from pww.replica.session import Session
+from pww.transport.serve import AsgiServer
+from pww.wire import (
+    Acquire,
+    Exhausted,
+    Granted,
+    Heartbeat,
+    Lease,
+    Leased,
+    Offer,
+    PayloadInfo,
+    PhaseMetrics,
+    Register,
+    Renewal,
+    RoundReport,
+    Span,
+    Verdict,
+)
+
+DARL = Darl(
+    block_windows=4, seed=1, epochs=1, ttl_floor_s=30.0, heartbeat_s=3.0, detect_s=10.0,
+    restore_grace_s=60.0, ahead=False, max_attempts=0,
+)  # fmt: skip
+TRANSPORT = Transport(
+    kind="inline", limit_mb=64, timeout_s=30.0, poll_s=0.1, retry_first_s=0.01, retry_max_s=0.05
+)
+SPACE = BlockSpace(
+    num_windows=78, block_windows=4, seed=1, epochs=1, window_tokens=9, corpus="c" * 64
+)  # 20 blocks, the last of 2 windows
+MODEL = "a" * 64
+
+
+class Lossy:
+    """Does what is asked, and hangs up before the reply is out, for the next `lose` requests."""
+
+    def __init__(self, app: CoordinatorApp) -> None:
+        self._app, self.lose, self.statuses = app, 0, list[int]()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        async def note(event: Any) -> None:
+            if event["type"] == "http.response.start":
+                self.statuses.append(event["status"])
+            if not lost:
+                await send(event)
+
+        lost = self.lose > 0
+        self.lose -= lost
+        await self._app(scope, receive, note)
+        if lost:  # less than was announced: the client sees a broken connection
+            await send(
+                {"type": "http.response.start", "status": 200,
+                 "headers": [(b"content-length", b"9")]}
+            )  # fmt: skip
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+class Central:
+    """A coordinator behind HTTP; `restart` is a new process on the same port."""
+
+    def __init__(self, folder: Path, *, space: BlockSpace = SPACE, clock: Any = None) -> None:
+        self.folder, self.space, self._random = folder, space, np.random.default_rng(0)
+        self.clock = clock or ManualClock()
+        self.port, self._lock = 0, threading.Lock()
+        self._clients: list[HttpCoordinator] = []
+        self.open()
+
+    def open(self) -> None:
+        self._ledger = Ledger(self.folder / FILE)
+        self.books = Coordinator(
+            self._ledger, self.space, darl=DARL, aggregator_port=0, clock=self.clock
+        )
+        if not self.books.generation:
+            self.books.seed(generation="round-000000", state_hash="0" * 64)
+        self._app = coordinator_app(self.books)
+        self.http = Lossy(self._app)
+        self._server = AsgiServer(host="127.0.0.1", port=self.port, key="central.port")
+        self.port = self._server.port
+        self._server.start(self.http, name="coordinator")
+
+    def kill(self) -> None:
+        """What is not on the disk is gone."""
+        self._server.stop()
+        self._app.close()
+        self._ledger.close()
+
+    def restart(self, *, empty: bool = False) -> None:
+        self.kill()
+        if empty:
+            for file in self.folder.glob("ledger.sqlite*"):
+                file.unlink()
+        self.open()
+
+    def token(self) -> str:
+        with self._lock:
+            return str(self._random.bytes(16).hex())
+
+    def client(self, clock: Any = None) -> HttpCoordinator:
+        made = HttpCoordinator(
+            f"http://127.0.0.1:{self.port}", TRANSPORT, clock=clock or SystemClock(),
+            stop=threading.Event(), random=np.random.default_rng(0),
+        )  # fmt: skip
+        self._clients.append(made)
+        return made
+
+    def lapse(self) -> None:
+        """Every lease that is not renewed expires."""
+        self.clock.advance(31.0)
+        self.books.tick()
+
+    def merge(self, *deltas: str) -> None:
+        """A round of those deltas."""
+        number = self.books.round + 1
+        offers = [one.offer for one in self.books.staged() if one.offer.delta in deltas]
+        report = RoundReport(
+            round=number, merged=tuple(offer.replica for offer in offers), rejected=(),
+            tokens=sum(offer.tokens for offer in offers), loss=1.0, delta_norm=1.0,
+            avg_delta_norm=1.0, agreement=1.0, drift_mean=0.0, drift_max=0.0, bytes_received=1,
+            merge_seconds=0.1,
+        )  # fmt: skip
+        self.books.close_round(
+            merged=[offer.delta for offer in offers], generation=f"round-{number:06d}",
+            state_hash=f"{number:064x}", report=report,
+        )  # fmt: skip
+
+    def audited(self) -> Audit:
+        self.books.verify()
+        told = audit(self.folder)
+        assert told.ok
+        return told
+
+    def close(self) -> None:
+        for client in self._clients:
+            client.close()
+        self.kill()
+
+
+class Site:
+    """One process of one replica, over HTTP."""
+
+    def __init__(self, central: Central, replica: str, **claims: Any) -> None:
+        self.central, self.replica = central, replica
+        self.incarnation, self.prev = central.token(), ""
+        self.http = central.client()
+        first = Register(
+            replica=replica, incarnation=self.incarnation, node_key="", run="",
+            space=central.space.info(), model=MODEL, last_round=0,
+        )  # fmt: skip
+        self.registered = self.http.register(first.model_copy(update=claims))
+
+    def ask(self, blocks: int, *, key: str = "") -> Granted | Exhausted | Any:
+        request = Acquire(
+            replica=self.replica, incarnation=self.incarnation, key=key or self.central.token(),
+            num_blocks=blocks, ttl_s=30.0,
+        )  # fmt: skip
+        return self.http.acquire(request).answer
+
+    def acquire(self, blocks: int, *, key: str = "") -> Lease:
+        answer = self.ask(blocks, key=key)
+        assert isinstance(answer, Granted), answer
+        return answer.lease
+
+    def renew(self, lease: Lease) -> bool:
+        """Whether it is still his."""
+        message = Heartbeat(
+            replica=self.replica, incarnation=self.incarnation,
+            leases=(Renewal(id=lease.id, ttl_s=30.0),),
+        )  # fmt: skip
+        return self.http.heartbeat(message).leases[0].valid
+
+    def offer(self, lease: Lease) -> Offer:
+        tokens = self.central.space.num_span_windows(lease.span) * 8
+        return Offer(
+            run=self.registered.run, replica=self.replica, incarnation=self.incarnation,
+            delta=self.central.token(), prev=self.prev, base_round=self.central.books.round,
+            spans=(Leased(lease=lease.id, span=lease.span),), tokens=tokens, partial=False,
+            finite=True, payload=PayloadInfo(codec="fp32", size_bytes=1, sha256="b" * 64),
+            metrics=PhaseMetrics(
+                steps=1, tokens=tokens, loss=1.0, phase_seconds=1.0, tokens_per_s=10.0
+            ),
+        )  # fmt: skip
+
+    def complete(self, lease: Lease) -> Verdict | None:
+        """Delivers the phase; None: it is staged, for the next merge."""
+        offer = self.offer(lease)
+        verdict = self.central.books.receive(offer)
+        if verdict is None:
+            self.prev = offer.delta
+        return verdict
+
+
+@pytest.fixture
+def central(tmp_path: Path) -> Iterator[Central]:
+    made = Central(tmp_path)
+    yield made
+    made.audited()
+    made.close()
+
+
+def shares(told: Audit) -> dict[str, int]:
+    return {share.replica: share.blocks for share in told.shares}
+
+
+def test_a_lapses_b_gets_it_a_completes_late_then_b_completes(central: Central) -> None:
+    a = Site(central, "s/a")
+    lease = a.acquire(5)
+    central.lapse()
+    b = Site(central, "s/b")
+    again = b.acquire(5)
+    assert again.span == lease.span
+    late = a.complete(lease)
+    assert late is not None
+    assert late.outcome == "rejected"
+    assert f"lease {lease.id}" in late.reason, "A is told that it is stale"
+    assert not a.renew(lease)
+    assert b.complete(again) is None
+    central.merge(b.prev)
+    told = central.audited()
+    assert (told.exactly_once, told.unleased, shares(told)) == (5, 15, {"s/b": 5})
+
+
+def test_a_lapses_b_gets_it_a_completes_late_and_b_never_does(central: Central) -> None:
+    a = Site(central, "s/a")
+    lease = a.acquire(5)
+    central.lapse()
+    b = Site(central, "s/b")
+    assert b.acquire(5).span == lease.span
+    late = a.complete(lease)
+    assert late is not None
+    assert late.outcome == "rejected"
+    central.lapse()  # B was never heard of again
+    c = Site(central, "s/c")
+    third = c.acquire(5)
+    assert third.span == lease.span
+    assert c.complete(third) is None
+    central.merge(c.prev)
+    told = central.audited()
+    assert (told.exactly_once, told.unleased, shares(told)) == (5, 15, {"s/c": 5})
+
+
+def test_a_lapses_and_completes_before_anybody_got_it(central: Central) -> None:
+    a = Site(central, "s/a")
+    lease = a.acquire(5)
+    central.lapse()
+    assert a.complete(lease) is None, "expired, not regranted: it is still his"
+    b = Site(central, "s/b")
+    assert b.acquire(5).span == Span(5, 10), "receipt pins it"
+    central.merge(a.prev)
+    assert shares(central.audited()) == {"s/a": 5}
+
+
+def test_the_reply_to_acquire_is_lost(central: Central) -> None:
+    a = Site(central, "s/a")
+    central.http.lose = 1
+    first = a.acquire(3)
+    assert a.http.num_retries >= 1
+    assert first.span == Span(0, 3)
+    assert a.acquire(3).span == Span(3, 6), "one lease was granted, not two"
+    assert central.audited().leased == 6
+
+
+def test_replies_are_lost_and_the_coordinator_is_killed_between(central: Central) -> None:
+    a = Site(central, "s/a")
+    key = central.token()
+    lease = a.acquire(3, key=key)  # its reply is lost, say …
+    central.restart()
+    assert a.acquire(3, key=key) == lease, "… and the request repeated to the next process"
+    offer = a.offer(lease)
+    assert central.books.receive(offer) is None
+    central.restart()
+    assert central.books.receive(offer) is None, "booked, and booked once"
+    assert len(central.books.staged()) == 1
+    central.merge(offer.delta)
+    central.restart()
+    verdict = central.books.receive(offer)
+    assert verdict is not None
+    assert (verdict.outcome, verdict.round) == ("merged", 1)
+    told = central.audited()
+    assert (told.exactly_once, told.leased, told.merges) == (3, 0, 1)
+
+
+def test_restarted_with_an_empty_database_sites_stop_and_say_why(central: Central) -> None:
+    session = session_of(central, "s/a", clock=SystemClock())
+    session.register()
+    lease = session.acquire(3)
+    assert lease is not None
+    run = session.run
+    central.restart(empty=True)
+    session.beat()
+    with pytest.raises(Refused, match=r"register|start it again"):
+        session.acquire(3)
+    with pytest.raises(Refused) as why:
+        session.reregister()
+    assert why.value.code == "wrong_run"
+    assert run in str(why.value)
+    assert central.books.run in str(why.value)
+    # a new process that goes on with its checkpoint is refused as well
+    with pytest.raises(Refused) as why:
+        Site(central, "s/a", run=run, last_round=0, leases=(lease.id,))
+    assert why.value.code == "wrong_run"
+    told = central.audited()
+    assert (told.leased, told.unleased, told.exactly_once) == (0, 20, 0), "no orphan, no count"
+    session.leave()
+
+
+def test_32_callers_acquire_renew_and_commit_at_once(tmp_path: Path) -> None:
+    space = BlockSpace(
+        num_windows=32 * 6 * 4, block_windows=4, seed=1, epochs=1, window_tokens=9,
+        corpus="c" * 64,
+    )  # fmt: skip
+    central = Central(tmp_path, space=space, clock=SystemClock())
+    sites = [Site(central, f"s/{i}") for i in range(32)]
+    faults: list[BaseException] = []
+    done, merging = threading.Event(), threading.Lock()
+
+    def work(site: Site) -> None:
+        try:
+            for _ in range(6):
+                lease = site.acquire(1)
+                assert site.renew(lease)
+                assert site.complete(lease) is None
+        except BaseException as why:
+            faults.append(why)
+
+    def merge_on() -> None:
+        try:
+            while not done.wait(0.01):
+                with merging:
+                    staged = [one.offer.delta for one in central.books.staged()]
+                    if staged:
+                        central.merge(*staged)
+        except BaseException as why:
+            faults.append(why)
+
+    threads = [threading.Thread(target=work, args=(site,)) for site in sites]
+    merger = threading.Thread(target=merge_on)
+    for thread in (*threads, merger):
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    done.set()
+    merger.join(30)
+    assert not faults, faults
+    staged = [one.offer.delta for one in central.books.staged()]
+    if staged:
+        central.merge(*staged)
+    assert set(central.http.statuses) == {200}, "no 5xx"
+    assert sum(site.http.num_retries for site in sites) == 0
+    told = central.audited()
+    assert (told.blocks, told.exactly_once) == (192, 192)
+    assert shares(told) == {f"s/{i}": 6 for i in range(32)}
+    assert isinstance(sites[0].ask(1), Exhausted)
+    central.close()
+
+
+class OffClock(SystemClock):
+    """A machine whose clocks, both of them, are off."""
+
+    def __init__(self, off_s: float) -> None:
+        self._off_s = off_s
+
+    def monotonic(self) -> float:
+        return super().monotonic() + 1e6 + self._off_s
+
+    def wall(self) -> float:
+        return super().wall() + self._off_s
+
+
+def session_of(central: Central, replica: str, *, clock: Any) -> Session:
+    """A session whose heartbeats are sent by hand."""
+    return Session(
+        central.client(clock), replica=replica, node_key="", space=central.space, model=MODEL,
+        darl=DARL, clock=clock, stop=threading.Event(), versions={}, claims=Claims(),
+        spawn=lambda work: threading.Thread(target=work),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("step_s", [3600.0, -3600.0])
+def test_site_clocks_are_off_by_300_s_and_the_centrals_is_stepped_by_an_hour(
+    central: Central, step_s: float
+) -> None:
+    sessions = [
+        session_of(central, f"s/{i}", clock=OffClock(off_s))
+        for i, off_s in enumerate((-300.0, 0.0, 300.0))
+    ]
+    for session in sessions:
+        session.register()
+    leases = [session.acquire(3) for session in sessions]
+    held = [lease for lease in leases if lease is not None]
+    assert [lease.span for lease in held] == [Span(0, 3), Span(3, 6), Span(6, 9)]
+    central.clock.jump_wall(step_s)
+    central.books.tick()
+    assert central.audited().leased == 9, "no mass expiry"
+    for session, lease in zip(sessions, held, strict=True):
+        session.beat()
+        assert session.standing(lease.id) == "draw"
+    stranger = Site(central, "s/z")
+    assert stranger.acquire(20).span == Span(9, 20), "no double holder"
+    # what ends a lease is silence, by the central's monotonic clock
+    central.clock.advance(29.0)
+    central.books.tick()
+    assert central.audited().leased == 20
+    sessions[0].beat()
+    central.clock.advance(2.0)
+    central.books.tick()
+    assert central.audited().leased == 3
+    for session in sessions:
+        session.leave()
+
+
+def test_a_duplicate_reply_for_a_round_merges_once(central: Central) -> None:
+    a = Site(central, "s/a")
+    offer = a.offer(a.acquire(4))
+    copies = [central.books.receive(offer) for _ in range(3)]
+    assert copies == [None, None, None]
+    assert len(central.books.staged()) == 1
+    central.merge(offer.delta)
+    copies = [central.books.receive(offer) for _ in range(2)]
+    assert [(v.outcome, v.round) for v in copies if v is not None] == [("merged", 1)] * 2
+    assert central.books.staged() == ()
+    # under another id it is another delta, and its blocks are in already
+    twin = central.books.receive(offer.model_copy(update={"delta": "f" * 32, "prev": offer.delta}))
+    assert twin is not None
+    assert twin.outcome == "rejected"
+    told = central.audited()
+    assert (told.exactly_once, told.merges, shares(told)) == (4, 1, {"s/a": 4})
+
+
+def test_a_delta_for_a_run_that_was_replaced_is_refused(central: Central) -> None:
+    a = Site(central, "s/a")
+    lease = a.acquire(4)
+    offer = a.offer(lease)
+    central.restart(empty=True)
+    anew = Site(central, "s/a")
+    assert anew.acquire(4).span == lease.span, "the same blocks, of another run"
+    for incarnation in (a.incarnation, anew.incarnation):
+        verdict = central.books.receive(offer.model_copy(update={"incarnation": incarnation}))
+        assert verdict is not None
+        assert verdict.outcome == "rejected"
+        assert offer.run in verdict.reason
+        assert central.books.run in verdict.reason
+    assert central.books.staged() == ()
+    told = central.audited()
+    assert (told.exactly_once, told.leased) == (0, 4)
