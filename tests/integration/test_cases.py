@@ -194,9 +194,11 @@ class Site:
 
     def offer(self, lease: Lease) -> Offer:
         tokens = self.central.space.num_span_windows(lease.span) * 8
+        base = self.central.books.round  # read once: others merge meanwhile
         return Offer(
             run=self.registered.run, replica=self.replica, incarnation=self.incarnation,
-            delta=self.central.token(), prev=self.prev, base_round=self.central.books.round,
+            base_hash=f"{base:064x}",
+            delta=self.central.token(), prev=self.prev, base_round=base,
             spans=(Leased(lease=lease.id, span=lease.span),), tokens=tokens, partial=False,
             finite=True, payload=PayloadInfo(codec="fp32", size_bytes=1, sha256="b" * 64),
             metrics=PhaseMetrics(
@@ -327,12 +329,20 @@ def test_restarted_with_an_empty_database_sites_stop_and_say_why(central: Centra
     session.leave()
 
 
-def test_32_callers_acquire_renew_and_commit_at_once(tmp_path: Path) -> None:
+@pytest.fixture
+def busy(tmp_path: Path) -> Iterator[Central]:
+    """192 blocks, in real time."""
     space = BlockSpace(
         num_windows=32 * 6 * 4, block_windows=4, seed=1, epochs=1, window_tokens=9,
         corpus="c" * 64,
     )  # fmt: skip
-    central = Central(tmp_path, space=space, clock=SystemClock())
+    made = Central(tmp_path, space=space, clock=SystemClock())
+    yield made
+    made.close()
+
+
+def test_32_callers_acquire_renew_and_commit_at_once(busy: Central) -> None:
+    central = busy
     sites = [Site(central, f"s/{i}") for i in range(32)]
     faults: list[BaseException] = []
     done, merging = threading.Event(), threading.Lock()
@@ -342,7 +352,8 @@ def test_32_callers_acquire_renew_and_commit_at_once(tmp_path: Path) -> None:
             for _ in range(6):
                 lease = site.acquire(1)
                 assert site.renew(lease)
-                assert site.complete(lease) is None
+                verdict = site.complete(lease)
+                assert verdict is None, verdict
         except BaseException as why:
             faults.append(why)
 
@@ -374,7 +385,6 @@ def test_32_callers_acquire_renew_and_commit_at_once(tmp_path: Path) -> None:
     assert (told.blocks, told.exactly_once) == (192, 192)
     assert shares(told) == {f"s/{i}": 6 for i in range(32)}
     assert isinstance(sites[0].ask(1), Exhausted)
-    central.close()
 
 
 class OffClock(SystemClock):
