@@ -138,8 +138,7 @@ class Session:
         """
         with self._lock:
             update = {"run": self.run, "last_round": self._round, "leases": tuple(self._held)}
-        message = self._first.model_copy(update=update)
-        return self._ask(lambda: self._port.register(message))
+        return self._ask(partial(self._port.register, self._first.model_copy(update=update)))
 
     def acquire(self, num_blocks: int) -> Lease | None:
         """The span of the next phase, started; None when every block is in. Waits visibly.

@@ -2,6 +2,7 @@
 
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,17 @@ def test_a_settled_entry_claims_no_lease_any_more(lone, tmp_path: Path, outcome)
     claims = start_with(lone.outbox.last, tmp_path).claims
     expected = Claims(run="a" * 32, last_round=7, theta_round=4, theta_hash=theta.state_hash)
     assert claims == expected
+
+
+@pytest.mark.parametrize("outcome", ["merged", "rejected", ""])
+def test_a_residual_is_claimed_by_its_tag_whatever_the_last_entry_is(
+    lone, tmp_path: Path, outcome
+) -> None:
+    entry = put_one(lone.outbox, lone.trainer, theta_in(tmp_path / "theta", 4), LEASES[1])
+    if outcome:
+        lone.outbox.settle(Verdict(delta=entry.offer.delta, outcome=outcome, round=7))
+    start = replace(start_with(lone.outbox.last, tmp_path), residual="d" * 32)
+    assert start.claims.residual == "d" * 32
 
 
 def test_alone_the_books_are_in_the_runs_own_folder(lone) -> None:

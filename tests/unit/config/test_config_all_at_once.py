@@ -202,3 +202,16 @@ def test_a_group_is_chosen_by_a_name(word: str) -> None:
     with pytest.raises(ConfigError) as fault:
         compose([word])
     assert fault.value.faults == (f"{word}: codec is one of bf16, fp32",)
+
+
+def test_feedback_belongs_to_a_codec_that_loses_something() -> None:
+    assert compose().codec.feedback is False
+    assert compose(["codec=bf16"]).codec.feedback is True
+    assert compose(["codec=bf16", "codec.feedback=false"]).codec.feedback is False
+    for words, fault in (
+        (["codec.feedback=true"], "codec.feedback=true: codec has no key feedback; it has kind"),
+        (["codec=bf16", "codec.feedback=1"], "codec.feedback=1: true or false"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            compose(words)
+        assert caught.value.faults == (fault,)

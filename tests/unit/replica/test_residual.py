@@ -16,6 +16,7 @@ from lone_replica import LEASES, SHAPES, Lone, Pull, alone, open_outbox, put_one
 
 from pww.central.audit import audit
 from pww.codec import get_codec
+from pww.codec.bf16 import Bf16
 from pww.errors import CheckpointError, PayloadError
 from pww.log import read_json_lines
 from pww.replica.outbox import NOTHING, Entry, Outbox
@@ -340,6 +341,48 @@ def test_a_delta_that_is_not_finite_leaves_the_residual(opened, theta) -> None:
     after = put_one(outbox, trainer, theta, LEASES[1])
     delta = delta_of(theta, trainer)
     assert same(sent(after), {n: (delta[n] + kept[n]).bfloat16().float() for n in SHAPES})
+
+
+class Far(Pull):
+    """Ends a phase so far away that no message can tell it, at a finite place."""
+
+    far = 1e38
+
+    def run(self, *args, **told):
+        result = super().run(*args, **told)
+        self.theta["bias"] = torch.tensor(self.far)
+        return result
+
+
+def test_a_delta_beyond_reason_leaves_no_next_residual_either(opened, theta) -> None:
+    entry = put_one(opened(), Far(), theta, LEASES[0])
+    assert not entry.offer.finite
+    assert sorted(p.name for p in entry.folder.iterdir()) == ["entry.json", "inner"]
+    assert entry.offer.metrics.residual_norm == 0.0
+
+
+def test_a_residual_that_no_message_can_tell_makes_its_delta_unusable(
+    run, ranks, theta, caplog
+) -> None:
+    class Black(Bf16):
+        """Loses everything."""
+
+        def decode(self, parts, shape):
+            return torch.zeros(shape)
+
+    trainer = Far()
+    trainer.far = -8e29
+    outbox = Outbox(run, ranks=ranks, codec=Black(), keep=2, feedback=True)
+    assert put_one(outbox, trainer, theta, LEASES[0]).offer.finite
+    settle(outbox, "merged")
+    kept = in_force(outbox)
+    entry = put_one(outbox, trainer, theta, LEASES[1])
+    assert (entry.offer.finite, entry.offer.payload) == (False, NOTHING)
+    assert "its residual is 1.6e+30, beyond 1e+30" in caplog.text
+    assert not entry.residual.exists()
+    settle(outbox, "rejected")
+    assert same(in_force(outbox), kept)
+    outbox.close()
 
 
 # ----------------------------------------------------------------------------------- the tag

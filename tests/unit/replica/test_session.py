@@ -491,6 +491,14 @@ def test_a_dead_twin_is_taken_over(world: World) -> None:
     assert session.holds(lease.id)
 
 
+def test_the_tag_of_the_residual_is_told_and_the_last_merged_delta_answered(world: World) -> None:
+    session, wire = world.session(claims=Claims(residual="d" * 32))
+    session.register()
+    (sent,) = wire.of(Register)
+    assert sent.residual == "d" * 32
+    assert session.registered.last_merged == ""
+
+
 def test_other_refusals_are_final(world: World) -> None:
     world.joined("s/b")
     session, wire = world.session(model="b" * 64)

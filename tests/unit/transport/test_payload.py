@@ -41,6 +41,19 @@ def test_a_payload_comes_back_as_its_codec_says(tmp_path, kind):
             reader.tensor("x")
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_encoding_loses_is_told_tensor_by_tensor(tmp_path, kind):
+    lost = {}
+    info = write_payload(
+        tmp_path / "p", TENSORS.items(), SHAPES, get_codec(kind), lost=lost.__setitem__
+    )
+    assert list(lost) == list(TENSORS)
+    with PayloadReader(tmp_path / "p", info) as reader:
+        for name, tensor in TENSORS.items():
+            assert torch.equal(lost[name], tensor - reader.tensor(name))
+    assert bool(lost["w"].any()) == (kind != "fp32")
+
+
 def test_nan_names_the_tensor_and_leaves_no_file(tmp_path):
     bad = TENSORS | {"none": torch.tensor([float("nan")])}
     shapes = SHAPES | {"none": (1,)}

@@ -8,11 +8,9 @@ import pytest
 
 from pww.central import state as pww_state
 from pww.central.batcher import Batcher
-from pww.central.coordinator import Coordinator
 from pww.central.ledger import Ledger
 from pww.errors import Refused, StateError
-from pww.lease.space import BlockSpace
-from pww.wire import Acquire, Acquired, Done, Granted, Heartbeat, Instruction, Release, Renewal
+from pww.wire import Acquire, Acquired, Done, Release
 
 
 def who(site) -> dict[str, str]:
@@ -115,7 +113,7 @@ def test_a_dead_member_that_comes_back_in_a_failed_batch_is_not_announced(desk) 
         in_a_batch_that_fails(desk, acquire(site, 1))
     assert desk.gate.seen == told
     site.beat()
-    assert desk.gate.seen[-1] == ("joined", site.incarnation)
+    assert desk.gate.seen == [*told, ("joined", site.incarnation)], "once, when it was durable"
 
 
 def test_a_bug_in_one_call_is_not_the_others_trouble(desk, monkeypatch, caplog) -> None:
@@ -235,112 +233,3 @@ def test_a_batch_that_fails_is_told_to_all_its_callers(fault: Exception) -> None
     assert all(isinstance(reply, StateError) for reply in replies)
     expected = "no disk" if isinstance(fault, StateError) else "could not be answered: RuntimeError"
     assert all(expected in str(reply) for reply in replies)
-
-
-# ------------------------------------------------------------------- watermarks, stealing, sizes
-
-
-def take_ahead(site, number: int, blocks: int) -> object:
-    call = acquire(site, number, blocks).model_copy(update={"ahead": True})
-    return site.desk.books.acquire(call).answer
-
-
-def beat(site, *renewals: Renewal, rate: float = 0.0) -> Instruction:
-    message = Heartbeat(**who(site), leases=renewals, windows_per_s=rate)
-    return site.desk.books.heartbeat(message)
-
-
-def test_a_lease_taken_ahead_may_be_stolen_until_it_is_started(desk) -> None:
-    a, b = desk.site("s/a"), desk.site("s/b")
-    running = a.acquire(12)
-    ahead = take_ahead(a, 900, 8).lease
-    assert (ahead.watermark, ahead.span.start) == (12, 12)
-    assert desk.books.expected() == {"s/a"}
-    stolen = b.acquire(5)
-    assert stolen.watermark == stolen.span.stop == 20
-    state = beat(a, Renewal(id=running.id, ttl_s=30.0), Renewal(id=ahead.id, ttl_s=30.0)).leases
-    assert state[1].stop == stolen.span.start == 15
-    assert state[1].watermark == 12
-    order = beat(a, Renewal(id=ahead.id, ttl_s=30.0, start=True)).leases[0]
-    assert order.watermark == order.stop == stolen.span.start
-    desk.restart()
-    held = desk.books._state.table.find(ahead.id, replica="s/a")
-    assert held.watermark == order.stop, "it was durable before the reply left"
-    c = desk.site("s/c")
-    assert c.ask(8).kind == "wait", "what is started is nobody else's"
-
-
-def test_who_takes_ahead_does_not_steal(desk) -> None:
-    a, b = desk.site("s/a"), desk.site("s/b")
-    take_ahead(a, 900, 20)
-    assert take_ahead(b, 901, 4).kind == "wait"
-    assert isinstance(b.ask(4), Granted)
-
-
-def test_a_delta_of_a_lease_that_was_not_started_is_rejected(desk) -> None:
-    site = desk.site()
-    ahead = take_ahead(site, 900, 4).lease
-    verdict = desk.books.receive(site.offer(ahead))
-    assert verdict is not None
-    assert "never authorised" in verdict.reason
-    assert desk.coverage() == (0, 0, 20)
-
-
-def test_a_block_that_is_reclaimed_too_often_is_set_aside_and_named(desk) -> None:
-    desk.ledger.close()
-    desk.darl = desk.darl.model_copy(update={"max_attempts": 2})
-    desk.open()
-    for number in range(2):
-        site = desk.site()
-        site.acquire(3, ttl_s=5.0, key=f"{900 + number:032x}")
-        desk.clock.advance(11.0)
-        desk.books.tick()
-    other = desk.site("s/b")
-    rest = other.acquire(20)
-    assert (rest.span.start, rest.span.stop) == (3, 20)
-    desk.restart()
-    assert desk.books.status()["coverage"]["quarantined"] == 3
-    desk.merge(other.deliver(rest))
-    answer = other.ask()
-    assert answer.kind == "exhausted"
-    assert (answer.committed, answer.num_quarantined) == (17, 3)
-    named = tuple(desk.space.block(p) for p in range(3))
-    assert answer.quarantined == named == tuple(desk.books.status()["quarantined_blocks"])
-    assert desk.books.exhausted()
-
-
-def test_a_rejection_is_no_attempt(desk) -> None:
-    desk.ledger.close()
-    desk.darl = desk.darl.model_copy(update={"max_attempts": 1})
-    desk.open()
-    site = desk.site()
-    for number in range(3):
-        lease = site.acquire(3, key=f"{900 + number:032x}")
-        offer = site.deliver(lease)
-        desk.books.reject(offer.delta, "nan")
-    assert desk.coverage() == (0, 0, 20)
-    assert site.acquire(3).span.start == 0
-
-
-def test_phases_are_balanced_by_measured_speed(desk) -> None:
-    desk.ledger.close()
-    ledger = Ledger(desk.folder / "other.sqlite")
-    space = BlockSpace(
-        num_windows=4000, block_windows=4, seed=1, epochs=1, window_tokens=9, corpus="c" * 64
-    )
-    desk.space, desk.ledger = space, ledger
-    desk.books = Coordinator(
-        ledger, space, darl=desk.darl, aggregator_port=1, clock=desk.clock, balanced=True,
-        new_run=desk.token,
-    )  # fmt: skip
-    fast, slow, new = desk.site("s/fast"), desk.site("s/slow"), desk.site("s/new")
-    beat(fast, rate=80.0)
-    beat(slow, rate=10.0)
-    spans = [site.acquire(40).span for site in (fast, slow, new)]
-    assert [len(span) for span in spans] == [40, 5, 40], "who was never measured gets what it asks"
-    beat(slow, rate=0.001)
-    assert len(slow.acquire(40).span) == 1
-    desk.clock.advance(11.0)
-    beat(slow, rate=10.0)
-    desk.books.tick()
-    assert len(slow.acquire(40).span) == 40, "the fastest of those who are there"
