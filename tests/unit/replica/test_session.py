@@ -717,3 +717,15 @@ def test_a_central_that_forgot_rounds_is_not_trained_for(world: World, how: str)
         session.acquire(4) if how == "acquire" else session.beat() or session.check()
     with pytest.raises(Refused, match=told):
         session.acquire(4)
+
+
+def test_the_time_of_a_renewal_runs_from_its_sending(world: World) -> None:
+    """The central may count from any moment after that; its answer comes later still."""
+    session, wire = world.joined()
+    lease = session.acquire(3)
+    wire.clock, wire.rtt_s = world.clock, 8.0
+    session.beat()
+    world.clock.advance(DARL.ttl_floor_s - 8.0 - 0.1)
+    assert session.standing(lease.id) == "draw"
+    world.clock.advance(0.1)
+    assert session.standing(lease.id) == "pause"
