@@ -116,6 +116,11 @@ class Books:
             self._world.fail(f"lease {lease.id} is empty")
         if not self.up or not self.strict_draws:
             return
+        seat = self._coordinator._state.seats.get(site.replica)
+        if seat is not None and seat.member.incarnation != site.incarnation:
+            # it stood still, was replaced and has not heard of it yet: nothing of it can be merged
+            self.seen["drawn after a takeover"] += len(windows)
+            return
         table = self._coordinator._state.table
         positions = self._positions(lease, offset, len(windows))
         for held in table.leases():

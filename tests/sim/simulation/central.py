@@ -130,7 +130,8 @@ class Central:
             if "No space left" not in end and "database or disk is full" not in end:
                 self.world.fail(f"the central ended: {end}", why)
         self.machine.check()
-        self.world.trace(f"central ends: {end}")
+        told = end.replace(str(self.folder.parent), "")
+        self.world.trace(f"central ends: {told}")
         self.ends.append(end)
         self.finished = end == "finished"
         self.machine.dead = True

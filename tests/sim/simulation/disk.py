@@ -41,6 +41,7 @@ def touch(what: str, *, grows: bool) -> None:
             world.inject(
                 f"crash_at_write_{machine.name.partition('/')[0]}", f"{machine.name} {what}"
             )
+            world.deaths[f"{machine.kind} died at {what.strip()}"] += 1
             machine.dead = True  # nothing more reaches the disk
             world.at(0.0, machine.crash)
             raise Crash
@@ -57,6 +58,8 @@ class Connection(sqlite3.Connection):
 
     def execute(self, sql: str, *more: Any) -> sqlite3.Cursor:
         head = sql.lstrip()[:6].upper()
+        if sql == "PRAGMA synchronous=FULL":
+            sql = "PRAGMA synchronous=OFF"  # no kernel dies here
         if head == "ROLLBA":
             machine = running()
             if machine is not None:
@@ -81,11 +84,11 @@ class _Sqlite(ModuleType):
 
     def __init__(self) -> None:
         super().__init__("sqlite3")
-        self.__dict__.update({k: v for k, v in vars(sqlite3).items() if not k.startswith("__")})
+        same = {k: v for k, v in vars(sqlite3).items() if not k.startswith("__")}
+        self.__dict__.update({**same, "connect": self._connect})
 
-    def connect(self, *args: Any, **more: Any) -> sqlite3.Connection:
+    def _connect(self, *args: Any, **more: Any) -> sqlite3.Connection:
         made = sqlite3.connect(*args, **{"factory": Connection, **more})
-        made.execute("PRAGMA synchronous=OFF")
         machine = running()
         if machine is not None:
             machine.open.append(made)

@@ -103,6 +103,7 @@ class World:
         self.now = 0.0
         self.hub = greenlet.getcurrent()
         self.faults: Counter[str] = Counter()
+        self.deaths: Counter[str] = Counter()  # by what was about to be written
         self.last: deque[str] = deque(maxlen=100)
         self.on_trace: Callable[[str], None] | None = None
         self._hash = hashlib.sha256()

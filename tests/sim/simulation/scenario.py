@@ -205,5 +205,5 @@ def run_seed(
         seed=seed, fault=fault, last=tuple(world.last), digest=world.digest, faults=world.faults,
         simulated_s=world.now, events=world.num_events, rounds=scenario.books.round,
         draws=scenario.books.num_draws, audits=scenario.books.num_audits,
-        seen=scenario.books.seen,
+        seen=scenario.books.seen + world.deaths,
     )  # fmt: skip

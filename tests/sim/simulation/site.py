@@ -103,6 +103,7 @@ class Site:
         self.done = self.late = False
         self.replaced = False  # another machine runs this replica now
         self.registered = False
+        self.incarnation = ""
         self.ranks = Ranks()
         self.ends: list[str] = []
 
@@ -170,7 +171,8 @@ class Site:
         except OSError as why:
             end = f"OSError: {why}"
         self.machine.check()
-        self.world.trace(f"{self.machine.name} ends: {end}")
+        told = end.replace(str(self.folder.parent), "")  # where the run is changes nothing
+        self.world.trace(f"{self.machine.name} ends: {told}")
         self.ends.append(end)
         self.done = end == "finished"
         # the process is over: its other threads are daemons
@@ -204,6 +206,7 @@ class Site:
             model=MODEL, darl=config.darl, clock=self.clock, stop=self.ranks.asked, versions={},
             claims=start.claims, new_token=world.token,
         )  # fmt: skip
+        self.incarnation = session.incarnation
         self.books.presented[session.incarnation] = start.claims.deltas
         exchange = None
         try:

@@ -6,6 +6,7 @@ import queue
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from types import ModuleType
 from typing import Any
 
@@ -223,6 +224,33 @@ class SimpleQueue:
         return not self._items
 
 
+class Pool:
+    """`concurrent.futures.ThreadPoolExecutor`: what is submitted is done at once."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        """It has no threads to count or name."""
+
+    def submit(self, work: Callable[..., Any], /, *args: Any, **more: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(work(*args, **more))
+        except Exception as why:
+            future.set_exception(why)
+        return future
+
+    def map(self, work: Callable[..., Any], *rows: Any, **_: Any) -> Iterator[Any]:
+        return iter([work(*row) for row in zip(*rows, strict=False)])
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Nothing is left to do."""
+
+    def __enter__(self) -> "Pool":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing is left to do."""
+
+
 class _Threading(ModuleType):
     """Stands for the module; what is not simulated is not there, so its use is noticed."""
 
@@ -244,7 +272,7 @@ _MODULES = {id(threading): _Threading(), id(queue): _Queue()}
 _NAMES = {
     id(threading.Event): Event, id(threading.Thread): Thread, id(threading.Lock): RLock,
     id(threading.RLock): RLock, id(threading.Condition): Condition,
-    id(queue.SimpleQueue): SimpleQueue, id(queue.Queue): SimpleQueue,
+    id(ThreadPoolExecutor): Pool, id(queue.SimpleQueue): SimpleQueue, id(queue.Queue): SimpleQueue,
 }  # fmt: skip
 
 
