@@ -201,7 +201,8 @@ class Killer:
             frozen = (federation.state.parent / "config.yaml").exists() and not self._whole
             central = federation.central_again() if frozen else federation.central()
         for site in sites:
-            assert site.wait(120) == 0, site.text()[-3000:]
+            site.until(lambda site=site: site.code is not None or central.code, 120)
+            assert site.code == 0, f"{site.text()[-2000:]}\n{central.text()[-2000:]}"
         code = central.wait(60)
         # killed after its last word, it finds nothing left to do
         assert code == 0 or "is complete" in central.text(), central.text()[-3000:]

@@ -18,6 +18,7 @@ import select
 import signal
 import sys
 import threading
+import traceback
 from pathlib import Path
 
 from pww.launcher.process import die_with_parent
@@ -53,6 +54,8 @@ def birth(argv: list[str], log: str, env: dict[str, str]) -> None:
         else:
             sys.argv = argv
             runpy.run_path(argv[0], run_name="__main__")
+    except BaseException:
+        traceback.print_exc()
     finally:
         os._exit(70)  # our programs leave by themselves
 

@@ -193,6 +193,9 @@ class Books:
             rows = db.execute(
                 "SELECT delta, offer, staleness, outcome, round FROM deltas ORDER BY decided"
             ).fetchall()
+            reasons = db.execute("SELECT delta, reason FROM deltas WHERE outcome = 'rejected'")
+            for delta, reason in reasons:  # no disk of ours changes a byte by itself
+                self._check("payload" not in reason, f"{delta} was rejected: {reason}")
         finally:
             db.close()
         self._check(

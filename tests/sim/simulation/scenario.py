@@ -61,7 +61,7 @@ class Scenario:
         rng, pick = world.rng, world.uniform
         large = world.chance(0.05)
         num_sites = int(rng.integers(1, 4))
-        num_blocks = int(rng.integers(16, 33)) if large else int(rng.integers(5, 12))
+        num_blocks = int(rng.integers(12, 25)) if large else int(rng.integers(4, 10))
         steps, block_windows = int(rng.integers(1, 4)), int(rng.integers(1, 4))
         slow = world.chance(0.3)  # phases that outlast a lease which nobody renews
         if slow:
@@ -116,9 +116,9 @@ class Scenario:
             for i in range(num_sites)
         ]  # fmt: skip
         world.faults["wall_skew"] += 1 + num_sites
-        self.calm_s = pick(10.0, 90.0) if faults else 0.0
+        self.calm_s = pick(8.0, 60.0) if faults else 0.0
         self.faults = Faults(
-            world, self.network, self.central, self.sites, every_s=pick(1.0, 8.0),
+            world, self.network, self.central, self.sites, every_s=pick(1.0, 6.0),
             calm_s=self.calm_s,
         )  # fmt: skip
         self.limit_s = self.calm_s + SETTLE_S + 20.0 * space.num_positions

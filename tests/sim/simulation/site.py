@@ -120,7 +120,9 @@ class Site:
 
     def _died(self) -> None:
         if not self.done:
-            self.world.at(self.world.uniform(0.5, 15.0), self._requeue)
+            short = self.world.chance(0.75)
+            queued_s = self.world.uniform(0.5, 12.0) if short else self.world.uniform(12.0, 50.0)
+            self.world.at(queued_s, self._requeue)
 
     def _requeue(self) -> None:
         if self.replaced:
