@@ -17,7 +17,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -199,47 +199,34 @@ def _run(plan: Plan, root: Path) -> int:
         raise StateError("the run ended before a site could be killed: give it more data")
     if late and late not in started:
         raise StateError("the run ended before a site could join late: give it more data")
-    return _judge(folder, [root / f"{name}-{who}" for who in started if who != "central"])
+    folders = {f"local/{who}": root / f"{name}-{who}" for who in started if who != "central"}
+    return _judge(folder, folders)
 
 
-def _judge(central: Path, sites: list[Path]) -> int:
+def _judge(central: Path, sites: dict[str, Path]) -> int:
     """Joins what the sites drew with what was merged, and asks the ledger's audit as well."""
-    from pww.central.audit import audit, merged_deltas
+    from pww.central.audit import audit
+    from pww.central.coverage import coverage
 
-    space, merged = merged_deltas(central)
-    drawn: Counter[int] = Counter()
-    for site in sites:
-        for row in read_json_lines(site / "draws.jsonl"):
-            if row["delta"] in merged:
-                windows = row["windows"]
-                assert isinstance(windows, list)
-                drawn.update(int(w) for w in windows)
-    blocks = [space.windows(position) for position in range(space.num_positions)]
-    duplicates = sum(1 for windows in blocks if max(drawn[w] for w in windows) > space.epochs)
-    missing = sum(1 for windows in blocks if min(drawn[w] for w in windows) < space.epochs)
-    held_out = _held_out(sites)
-    books = audit(central)
+    found, books, held_out = coverage(central, sites), audit(central), _held_out(sites.values())
+    print(found.render())
     print(
         json.dumps(
             {
-                "blocks": len(blocks),
+                "blocks": books.blocks,
                 "committed": books.exactly_once,
-                "duplicates": duplicates,
-                "missing": missing,
+                "duplicates": found.duplicates,
+                "missing": found.missing,
                 "merges": books.merges,
                 "held_out_first": held_out[min(held_out)] if held_out else None,
                 "held_out_last": held_out[max(held_out)] if held_out else None,
             }
         )
     )
-    return (
-        0
-        if books.ok and not duplicates and not missing and len(blocks) == books.exactly_once
-        else 1
-    )
+    return 0 if books.ok and found.ok and books.exactly_once == books.blocks else 1
 
 
-def _held_out(sites: list[Path]) -> dict[int, float]:
+def _held_out(sites: Iterable[Path]) -> dict[int, float]:
     """Held-out loss by round; two sites that evaluated one round evaluated one theta.
 
     Raises:

@@ -17,12 +17,12 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, Project
 
-from pww import simulate
+from pww.central.coverage import BATCHES, DRAWS, Coverage, coverage
 from pww.central.ledger import Ledger
-from pww.coverage import BATCHES, DRAWS, Coverage, coverage
 from pww.errors import ConfigError
 from pww.log import JsonLines, read_json_lines
-from pww.simulate_plan import Plan, parse
+from pww.simulate import __main__ as simulate
+from pww.simulate.plan import Plan, parse
 from pww.wire import Offer
 
 README = ROOT / "README.md"

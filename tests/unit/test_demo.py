@@ -117,7 +117,8 @@ def run(finished: Path, tmp_path: Path) -> Path:
 
 
 def judge(run: Path, *sites: Path, capsys) -> tuple[int, dict]:
-    code = demo._judge(run, [run, *sites])
+    replicas = {"local/a": run, **{f"local/{site.name}": site for site in sites}}
+    code = demo._judge(run, replicas)
     return code, json.loads(capsys.readouterr().out.splitlines()[-1])
 
 
@@ -210,7 +211,7 @@ def test_two_sites_with_two_thetas_are_told_apart(run: Path, tmp_path: Path, cap
     held_out[3]["state_hash"] = "0" * 64
     rewrite(other / "metrics.jsonl", held_out)
     with pytest.raises(StateError) as fault:
-        demo._judge(run, [run, other])
+        demo._judge(run, {"local/a": run, "local/other": other})
     assert "round 3: theta " in str(fault.value)
     assert "0" * 64 in str(fault.value)
 

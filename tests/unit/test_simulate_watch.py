@@ -4,9 +4,9 @@ import threading
 
 import pytest
 
-from pww import simulate
 from pww.errors import StateError, Stopped
-from pww.simulate_plan import Plan
+from pww.simulate import __main__ as simulate
+from pww.simulate.plan import Plan
 
 NOBODY = "http://127.0.0.1:9"
 

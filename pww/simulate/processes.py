@@ -20,6 +20,7 @@ import torch
 from safetensors.torch import load_file
 
 from pww import log as pww_log
+from pww.central.coverage import BATCHES
 from pww.central.service import serve
 from pww.clock import SystemClock
 from pww.codec import get_codec
@@ -27,7 +28,6 @@ from pww.config import paths
 from pww.config.load import read_config
 from pww.config.paths import CONFIG_FILE
 from pww.connect import Start, connect
-from pww.coverage import BATCHES
 from pww.data.manifest import read_manifest
 from pww.errors import PwwError
 from pww.federation.fleet import FleetSite as FleetSite  # for the server to have it loaded
@@ -40,7 +40,7 @@ from pww.replica.federated import FederatedExchange as FederatedExchange
 from pww.replica.outbox import Outbox
 from pww.replica.plan import PhasePlan
 from pww.replica.report import Report
-from pww.simulate_plan import WINDOW_TOKENS
+from pww.simulate.plan import WINDOW_TOKENS
 from pww.trainer.api import EvalResult, PhaseResult, StepHook, Stop
 from pww.trainer.ranks import Ranks, init_ranks
 from pww.transport.payload import write_theta

@@ -15,29 +15,23 @@ ledger's own audit agrees.
 """
 
 import json
-import multiprocessing
 import signal
 import sys
 import threading
-from collections.abc import Sequence
-from multiprocessing.context import ForkServerProcess
-from pathlib import Path
 from typing import Any
 
 import httpx
 
 from pww import log as pww_log
+from pww.central.coverage import coverage
 from pww.clock import SystemClock
 from pww.config import paths
 from pww.config.load import compose
-from pww.config.schema import Config
-from pww.coverage import BATCHES, coverage
 from pww.demo import free_name, free_ports
 from pww.errors import PwwError, StateError, Stopped
-from pww.log import read_json_lines
-from pww.simulate_plan import BATCH_WINDOWS, BLOCK_WINDOWS, Plan, parse, write_manifest
+from pww.simulate.family import CENTRAL, Family
+from pww.simulate.plan import BATCH_WINDOWS, BLOCK_WINDOWS, Plan, parse, write_manifest
 
-CENTRAL = "central"
 GIVE_UP_S = 600.0
 POLL_S = 0.2
 QUICK = (
@@ -66,84 +60,6 @@ def main(argv: list[str]) -> int:
         return fault.exit_code
 
 
-def as_central(folder: Path) -> None:
-    """Target of the central's process; torch is imported there only."""
-    from pww import simulated
-
-    simulated.central(folder)
-
-
-def as_site(folder: Path, windows_per_s: float) -> None:
-    """Target of a replica's process."""
-    from pww import simulated
-
-    simulated.site(folder, windows_per_s)
-
-
-class _Family:
-    """The processes of one simulation, each with a folder in `root`."""
-
-    def __init__(self, plan: Plan, root: Path, config: Config) -> None:
-        self.plan, self.root, self._config = plan, root, config
-        self.started: dict[str, ForkServerProcess] = {}
-        self._killed: set[str] = set()
-        self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["pww.simulated"])
-
-    def start(self, name: str) -> None:
-        """Starts the central, or the replica of that name."""
-        folder = self.root / name
-        folder.mkdir(parents=True)
-        config = self._config
-        if name != CENTRAL:
-            config = config.model_copy(update={"replica": name})
-        paths.freeze(config, folder)
-        if name == CENTRAL:
-            process = self._context.Process(target=as_central, args=(folder,))
-        else:
-            speed = self.plan.speeds[self.plan.names.index(name)]
-            process = self._context.Process(target=as_site, args=(folder, speed))
-        process.start()
-        self.started[name] = process
-
-    def kill(self, name: str) -> None:
-        """SIGKILL: no handler runs, nothing is said goodbye to."""
-        self._killed.add(name)
-        self.started[name].kill()
-        self.started[name].join()
-
-    def was_killed(self, name: str) -> bool:
-        """Whether we did that."""
-        return name in self._killed
-
-    def codes(self) -> dict[str, int | None]:
-        """Exit codes, None for those that run."""
-        return {name: process.exitcode for name, process in self.started.items()}
-
-    def end(self) -> None:
-        """Nothing of it is left."""
-        for process in self.started.values():
-            process.kill()
-            process.join()
-
-    def inside_a_phase(self, name: str) -> str:
-        """Where in the middle of a phase the replica is ("batch 10 of 40"); "" elsewhere."""
-        rows = read_json_lines(self.root / name / BATCHES, last_bytes=4096)
-        if not rows:
-            return ""
-        done, of = int(str(rows[-1]["done"])), int(str(rows[-1]["of"]))
-        return f"batch {done} of {of}" if 0 < done <= of // 2 else ""
-
-    def tails(self, names: Sequence[str]) -> str:
-        """The last lines of those processes."""
-        lines = []
-        for name in names:
-            log = self.root / name / "log"
-            text = log.read_text(errors="replace") if log.exists() else ""
-            lines += [f"    {name}: {line}" for line in text.splitlines()[-15:]]
-        return "\n".join(lines)
-
-
 def _run(plan: Plan, stop: threading.Event) -> int:
     ports = free_ports(2)
     url = f"http://127.0.0.1:{ports[0]}"
@@ -156,7 +72,7 @@ def _run(plan: Plan, stop: threading.Event) -> int:
          f"central.url={url}", f"central.port={ports[0]}", f"central.aggregator_port={ports[1]}",
          f"central.manifest={manifest}")
     )  # fmt: skip
-    family = _Family(plan, paths.PROJECT / root / name, config)
+    family = Family(plan, paths.PROJECT / root / name, config)
     family.root.mkdir(parents=True)
     # the last block is short
     write_manifest(paths.PROJECT / manifest, num_windows=plan.blocks * BLOCK_WINDOWS - 1)
@@ -178,7 +94,7 @@ def _run(plan: Plan, stop: threading.Event) -> int:
     return 0 if result.ok else 1
 
 
-def _watch(family: _Family, url: str, stop: threading.Event) -> None:
+def _watch(family: Family, url: str, stop: threading.Event) -> None:
     """Starts, kills and waits until all have ended by themselves.
 
     Raises:

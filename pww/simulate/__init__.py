@@ -1,0 +1,1 @@
+"""A real central and real clients whose work is a sleep: `python -m pww.simulate`."""
