@@ -6,6 +6,7 @@ Flower's, everything else is the coordinator's.
 
 import json
 import logging
+import resource
 import threading
 from contextlib import ExitStack
 from pathlib import Path
@@ -34,6 +35,7 @@ from pww.transport.serve import AsgiServer
 
 log = logging.getLogger(__name__)
 FLEET = "/v1/fleet/"
+MAX_FILES = 1 << 20
 ADDRESS = "central.json"
 """In the state folder: where this central answers and where its keys are, for `pww.status`."""
 
@@ -45,6 +47,7 @@ def serve(config: Config, folder: Path, stop: threading.Event, *, clock: Clock) 
         StateError: a port is taken, the folder belongs to other data, or the run is complete.
         Stopped: `stop` was set before the end.
     """
+    _allow_connections()
     with ExitStack() as stack:
         central = config.central
         keys = None if central.security.keys == "none" else paths.PROJECT / central.security.keys
@@ -149,6 +152,14 @@ class OnePort:
         """Hands the request on."""
         theirs = scope["type"] == "http" and scope["path"].startswith(FLEET)
         await (self._fleet if theirs else self._coordinator)(scope, receive, send)
+
+
+def _allow_connections() -> None:
+    """Many open connections must not keep the central from opening its files: as many as we may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard == resource.RLIM_INFINITY or soft < hard:
+        wanted = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
 
 
 def _manifest(config: Config) -> Manifest:

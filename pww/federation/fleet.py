@@ -41,6 +41,8 @@ from pww.transport.retry import Retry, TryAgain, Uniform
 log = logging.getLogger(__name__)
 CHUNK_BYTES = 5_242_880
 UPLOAD_TRIES = 5
+PULL_TRIES, PULL_FIRST_S = 5, 0.2
+"""flwr's own numbers would wait two hours for bytes that are gone."""
 TRANSFER_S = 120.0
 
 
@@ -223,6 +225,9 @@ class FleetSite:
                     self._repeat("ConfirmMessageReceived"), self._node, run_id
                 ),
                 return_type=Message,
+                max_time=TRANSFER_S,
+                max_tries_per_object=PULL_TRIES,
+                initial_backoff=PULL_FIRST_S,
             )
         except (RunOver, Unreachable, transfer.ObjectPullError) as fault:
             raise TryAgain(f"the instruction could not be read: {fault}") from fault

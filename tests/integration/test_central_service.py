@@ -4,6 +4,7 @@ import json
 import resource
 import shutil
 import signal
+import socket
 import sys
 from pathlib import Path
 
@@ -144,3 +145,29 @@ def test_a_central_needs_no_more_than_the_manifest(federation: Federation) -> No
         assert not (outputs / "none").exists()
     finally:
         copy.unlink()
+
+
+def test_open_connections_do_not_take_the_centrals_files(federation: Federation) -> None:
+    """A low soft limit of open files is raised as far as it may be."""
+    script = (
+        "import resource, runpy, sys\n"
+        "hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (200, hard))\n"
+        "sys.argv[0] = 'pww.central'\n"
+        "runpy.run_module('pww.central', run_name='__main__', alter_sys=True)\n"
+    )
+    coordinator, aggregator = federation.ports
+    central = federation.project.start(
+        "-c", script, *federation.overrides, "run.name=central", f"central.port={coordinator}",
+        f"central.aggregator_port={aggregator}", name="central",
+    )  # fmt: skip
+    central.until(lambda: "serves http" in central.text())
+    idle = [socket.create_connection(("127.0.0.1", coordinator)) for _ in range(400)]
+    try:
+        site = federation.site("a")
+        assert site.wait() == 0
+        assert central.wait() == 0
+    finally:
+        for each in idle:
+            each.close()
+    federation.check_exactly_once()
