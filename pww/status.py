@@ -56,12 +56,19 @@ def main(argv: list[str]) -> int:
     if any(word in ("-h", "--help") for word in argv):
         print(__doc__)
         return 0
+    place = Place("")
     try:
         asked = _read(argv)
         place = _from_url(asked) if asked.url else _from_folder(asked.folder or _newest())
         return _show(place, asked)
     except KeyboardInterrupt:
         return 130
+    except (KeyError, TypeError, ValueError, ZeroDivisionError) as why:
+        print(
+            f"what answers at {place.url} is no pww central of this version ({why!r})",
+            file=sys.stderr,
+        )
+        return 1
     except PwwError as fault:
         print(fault, file=sys.stderr)
         return fault.exit_code

@@ -20,7 +20,7 @@ from pww.clock import SystemClock
 from pww.config import paths
 from pww.config.load import run_app
 from pww.config.schema import Config
-from pww.errors import ConfigError, PwwError, StateError
+from pww.errors import ConfigError, PwwError, StateError, Stopped
 from pww.folder import owned
 
 log = logging.getLogger("pww.central")
@@ -28,12 +28,16 @@ log = logging.getLogger("pww.central")
 
 def main(argv: list[str]) -> int:
     """Starts the central, looks at a run, or manages its keys; returns the exit code."""
-    if argv and argv[0] == "audit":
-        return _audit(argv[1:])
-    if argv and argv[0] == "replay":
-        return _replay(argv[1:])
-    if argv and argv[0] in keys_command.COMMANDS:
-        return keys_command.run(argv)
+    try:
+        if argv and argv[0] == "audit":
+            return _audit(argv[1:])
+        if argv and argv[0] == "replay":
+            return _replay(argv[1:])
+        if argv and argv[0] in keys_command.COMMANDS:
+            return keys_command.run(argv)
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        return Stopped.exit_code
     return run_app(
         _start,
         program="pww.central",

@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import cast
 
-from pww.central.ledger import FILE, Ledger
+from pww.central.ledger import FILE, Ledger, intact
 from pww.errors import LeaseError, StateError
 from pww.lease.events import Committed, from_record
 from pww.lease.space import BlockSpace
@@ -97,11 +97,11 @@ def audit(folder: Path) -> Audit:
     """Audits the run in `folder`, while its central runs or afterwards.
 
     Raises:
-        StateError: there is no ledger.
+        StateError: there is no ledger, or none that can be read.
     """
     ledger = open_ledger(folder)
     try:
-        with ledger.snapshot():
+        with ledger.snapshot(), intact(ledger.path):
             run, space = _run(ledger)
             merged = _merged(ledger)
             merges = cast(int, ledger.rows("SELECT COUNT(*) FROM rounds WHERE round > 0")[0][0])
@@ -150,11 +150,11 @@ def merged_deltas(folder: Path) -> tuple[BlockSpace, frozenset[str]]:
     """The index space of the run in `folder`, and the ids of the deltas that were merged.
 
     Raises:
-        StateError: there is no ledger.
+        StateError: there is no ledger, or none that can be read.
     """
     ledger = open_ledger(folder)
     try:
-        with ledger.snapshot():
+        with ledger.snapshot(), intact(ledger.path):
             _, space = _run(ledger)
             return space, frozenset(each.delta for each in _merged(ledger))
     finally:

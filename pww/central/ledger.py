@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from pww.errors import StateError
+from pww.errors import LeaseError, StateError
 
 FILE = "ledger.sqlite"
 SCHEMA_VERSION = 2
@@ -62,6 +62,24 @@ CREATE INDEX deltas_undecided ON deltas (seq) WHERE outcome IS NULL;
 """
 
 Value = str | int | float | None
+
+
+@contextmanager
+def intact(path: Path) -> Iterator[None]:
+    """What the block reads from the ledger at `path` can be read.
+
+    Raises:
+        StateError: rows are there that no pww of this version wrote.
+    """
+    try:
+        yield
+    except (ValueError, KeyError, TypeError, IndexError, LeaseError) as why:
+        told = str(why).partition("\n")[0]  # pydantic's goes on for many lines
+        raise StateError(
+            f"ledger {path} cannot be read ({type(why).__name__}: {told:.200}): it is damaged or "
+            "of another version of pww. Restore a copy of the state folder, or start a new run with "
+            "run.name=…"
+        ) from why
 
 
 class Transaction:

@@ -19,6 +19,7 @@ from pww.central.audit import open_ledger
 from pww.central.final import publish_final
 from pww.central.generations import Generation, Generations, name_of
 from pww.central.kept import FOLDER, Kept, KeptRound
+from pww.central.ledger import intact
 from pww.central.merge import merge_finite, shapes_of
 from pww.central.screening import StagedPayload, one_thread, screen, square_sum
 from pww.central.theta0 import write_theta0
@@ -101,7 +102,8 @@ def replay(run: Path, cuts: Sequence[Cut], *, say: Callable[[str], None]) -> Rep
         OSError: the disk refused.
     """
     state = run / "central"
-    hashes = _state_hashes(run)
+    with intact(run):
+        hashes = _state_hashes(run)
     rounds = max(hashes)
     kept = Kept(state)
     if not kept.theta0.is_file():

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import cast
 
-from pww.central.ledger import Ledger, Transaction
+from pww.central.ledger import Ledger, Transaction, intact
 from pww.central.membership import Member, Seat
 from pww.central.replies import Replies
 from pww.clock import Clock
@@ -72,8 +72,9 @@ class State:
         self._tx: Transaction | None = None
         self._moved = False  # memory is ahead of the disk
         self._lost = False  # … and stays so: the ledger could not be read again
-        self._ensure_run(new_run)
-        self._load()
+        with intact(ledger.path):
+            self._ensure_run(new_run)
+            self._load()
 
     @contextmanager
     def batch(self) -> Iterator[None]:
@@ -101,7 +102,8 @@ class State:
             except BaseException:
                 self._lost = self._moved
                 if self._lost:
-                    self._load()
+                    with intact(self.ledger.path):
+                        self._load()
                 raise
             finally:
                 self._moved = False

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from pww.central.audit import audit
 from pww.central.ledger import Ledger, Transaction
 from pww.errors import StateError
 from pww.wire import Release
@@ -223,3 +224,37 @@ def test_a_failed_query_is_told(tmp_path) -> None:
     with pytest.raises(StateError, match="no such table"):
         ledger.rows("SELECT * FROM moon")
     ledger.close()
+
+
+@pytest.mark.parametrize(
+    ("table", "sql"),
+    [
+        ("run", "UPDATE run SET space = '{'"),
+        ("run", "UPDATE run SET space = '{}'"),
+        ("rounds", "UPDATE rounds SET report = 'x' WHERE round = 1"),
+        ("lease_events", "UPDATE lease_events SET body = '[1]' WHERE seq = 2"),
+        ("lease_events", "UPDATE lease_events SET body = '{' WHERE seq = 2"),
+        ("lease_events", "DELETE FROM lease_events WHERE seq = 1"),
+        ("deltas", "UPDATE deltas SET offer = '{}'"),
+        ("snapshot", "INSERT INTO snapshot VALUES (1, 1, '{}')"),
+        ("snapshot", "INSERT INTO snapshot VALUES (1, 1, '{\"table\": 3}')"),
+    ],
+)
+def test_damaged_rows_are_a_sentence_at_the_start_and_in_an_audit(desk, table, sql) -> None:
+    site = desk.site()
+    site.contribute(2)
+    site.deliver(site.acquire(2))
+    with desk.ledger.transaction() as tx:
+        assert tx.execute(sql) > 0
+    desk.ledger.close()
+    desk.ledger = Ledger(desk.folder / "ledger.sqlite")
+    with pytest.raises(StateError, match=r"ledger .* cannot be read .*Restore a copy"):
+        desk.open()
+    if table in ("run", "deltas"):
+        with pytest.raises(StateError, match="cannot be read"):
+            audit(desk.folder)
+    else:  # neither reports nor snapshots are looked at
+        assert bool(audit(desk.folder).faults) == (table == "lease_events")
+    for left in desk.folder.glob("ledger.sqlite*"):
+        left.unlink()
+    desk.open()
