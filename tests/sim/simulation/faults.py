@@ -22,11 +22,13 @@ class Faults:
 
     def __init__(
         self, world: World, network: Network, central: Central, sites: list[Site], *,
-        every_s: float, calm_s: float,
+        every_s: float, calm_s: float, silence: bool,
     ) -> None:  # fmt: skip
         self._world, self._network, self._central, self._sites = world, network, central, sites
         self._every_s, self._calm_s = every_s, calm_s
-        self._strikes = self._some_strikes()
+        self._strikes = [self._cut, self._freeze_site] if silence else self._some_strikes()
+        self._longest_s = 45.0 if silence else 60.0
+        self._shortest_s = 10.0 if silence else 1.0
 
     def begin(self) -> None:
         """From now on things go wrong, for a while."""
@@ -160,4 +162,6 @@ class Faults:
 
     def _cut(self) -> None:
         name = self._site().machine.name
-        self._network.cut[name] = self._world.now + self._world.uniform(1.0, 60.0)
+        self._network.cut[name] = self._world.now + self._world.uniform(
+            self._shortest_s, self._longest_s
+        )

@@ -66,6 +66,7 @@ class Scenario:
         slow = world.chance(0.3)  # phases that outlast a lease which nobody renews
         if slow:
             steps, num_sites = int(rng.integers(3, 8)), max(2, num_sites)
+        silence = slow and world.chance(0.5)  # and a network that is quiet for as long
         space = BlockSpace(
             num_windows=num_blocks * block_windows - int(rng.integers(0, block_windows)),
             block_windows=block_windows, seed=int(rng.integers(0, 1000)),
@@ -76,7 +77,7 @@ class Scenario:
         darl = base.darl.model_copy(
             update={
                 "block_windows": block_windows, "heartbeat_s": 3.0, "detect_s": 10.0,
-                "ttl_floor_s": float(rng.integers(12, 40)),
+                "ttl_floor_s": 12.0 if silence else float(rng.integers(12, 40)),
                 "restore_grace_s": float(rng.integers(5, 30)),
                 "ahead": world.chance(0.8),
                 "max_attempts": 3 if world.chance(0.1) else 0,
@@ -119,7 +120,7 @@ class Scenario:
         self.calm_s = pick(8.0, 60.0) if faults else 0.0
         self.faults = Faults(
             world, self.network, self.central, self.sites, every_s=pick(1.0, 6.0),
-            calm_s=self.calm_s,
+            calm_s=self.calm_s, silence=silence,
         )  # fmt: skip
         self.limit_s = self.calm_s + SETTLE_S + 20.0 * space.num_positions
         self.finished_s = -1.0
