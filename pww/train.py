@@ -73,6 +73,11 @@ def settle(config: Config, given: frozenset[str]) -> Config:
             f"site={config.site.name}: submitting to a queue is not part of this version; "
             "dry=true shows the script, and site=local runs inside an allocation that you hold"
         )
+    if config.central.security.keys != "none":
+        faults.append(
+            f"central.security.keys={config.central.security.keys}: is the central's; a site has "
+            "central.bundle"
+        )
     try:
         config = runs.settle(config, given)
     except ConfigError as error:

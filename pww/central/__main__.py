@@ -1,7 +1,9 @@
 """`python -m pww.central`: coordinator and aggregator of one run, in one process.
 
 python -m pww.central data=tinyshakespeare      start, or go on where the state folder stands
-python -m pww.central audit [FOLDER]            what the ledger says of a run (default: the newest)
+python -m pww.central audit [FOLDER] [blocks=true]
+                                                what the ledger says of a run (default: the newest),
+                                                and which delta absorbed each block
 python -m pww.central replay [FOLDER] [--without site/replica@round ...]
                                                 its merges again, from central.keep_deltas=true
 python -m pww.central init|add|revoke …         keys, certificate and bundles (--help says more)
@@ -64,6 +66,11 @@ def _settle(config: Config, given: frozenset[str]) -> Config:
             f"resume={config.resume}: the central goes on by itself where its folder stands; give "
             "run.name="
         )
+    if "central.url" in given:
+        faults.append(
+            f"central.url={config.central.url}: is a site's; the central has central.host and "
+            "central.port"
+        )
     if config.central.bundle != "none":
         faults.append(
             f"central.bundle={config.central.bundle}: is a site's; the central has "
@@ -75,17 +82,22 @@ def _settle(config: Config, given: frozenset[str]) -> Config:
 
 
 def _audit(argv: list[str]) -> int:
-    from pww.central.audit import audit
+    from pww.central.audit import audit, block_lines
 
     if any(word in ("-h", "--help") for word in argv):
         print(__doc__)
         return 0
-    if len(argv) > 1:
-        print(f"audit takes one folder at most, not {' '.join(argv)}", file=sys.stderr)
+    blocks = "blocks=true" in argv
+    argv = [word for word in argv if word != "blocks=true"]
+    if len(argv) > 1 or any("=" in word for word in argv):
+        told = f"audit takes one folder at most and blocks=true, not {' '.join(argv)}"
+        print(told, file=sys.stderr)
         return 2
     try:
         folder = Path(argv[0]) if argv else _newest_run(paths.PROJECT / "outputs")
         result = audit(folder)
+        for line in block_lines(folder) if blocks else ():
+            print(line)
     except PwwError as fault:
         print(fault, file=sys.stderr)
         return fault.exit_code

@@ -18,13 +18,13 @@ from pww.central.generations import Generation, Generations, Sound, name_of, sou
 from pww.central.kept import Kept
 from pww.central.merge import merge_finite, shapes_of
 from pww.central.payload_store import PayloadStore
-from pww.central.round_report import metrics_fault, round_report
+from pww.central.round_report import round_report
 from pww.central.rounds_policy import Patience
 from pww.central.screening import Checked, Excluded, Shapes, StagedPayload, inspect, screen
 from pww.central.theta0 import write_theta0
 from pww.clock import Clock
 from pww.config import schema
-from pww.errors import PayloadError, Refused, StateError
+from pww.errors import LeaseError, PayloadError, Refused, StateError
 from pww.wire import Invitation, Offer, RoundReport, Seed, Verdict
 
 log = logging.getLogger(__name__)
@@ -173,6 +173,8 @@ class Aggregator:
                     code="bad_request",
                 )
             booked = any(staged.offer.delta == offer.delta for staged in self.books.staged())
+            if booked:  # and if it is another one's id, its payload stays as it is
+                self.books.receive(offer)
             if offer.finite and not (booked and self._store.has(offer.delta, offer.payload)):
                 if payload is None:
                     raise PayloadError(f"delta {offer.delta} came without payload: send it again")
@@ -212,7 +214,7 @@ class Aggregator:
             )  # its digest was checked while it was copied in
         except PayloadError as fault:
             return str(fault)
-        return metrics_fault(offer)
+        return ""
 
     # ------------------------------------------------------------------------------ rounds
 
@@ -265,10 +267,15 @@ class Aggregator:
             round_=number, rejected=self._rejected, bytes_received=received,
             merge_seconds=self.clock.monotonic() - start_s,
         )  # fmt: skip
-        self.books.close_round(
-            merged=result.merged, generation=generation.name,
-            state_hash=generation.info.state_hash, report=report,
-        )  # fmt: skip
+        try:
+            self.books.close_round(
+                merged=result.merged, generation=generation.name,
+                state_hash=generation.info.state_hash, report=report,
+            )  # fmt: skip
+        except LeaseError as why:  # a takeover voided one meanwhile
+            log.warning("round %d is merged anew, without what is void by now: %s", number, why)
+            self._drop(offers.keys() - {one.offer.delta for one in self.books.staged()})
+            return None
         self._publish(generation)
         self._rejected = []
         self._drop(offers)
@@ -278,11 +285,10 @@ class Aggregator:
     def _keep(
         self, number: int, payloads: Sequence[StagedPayload], merged: Sequence[str], hash_: str
     ) -> None:
-        if self._kept is None:
-            return
         deltas = [each for delta in merged for each in payloads if each.delta == delta]
         try:
-            self._kept.keep_round(number, deltas, diloco=self._diloco, state_hash=hash_)
+            if self._kept is not None:
+                self._kept.keep_round(number, deltas, diloco=self._diloco, state_hash=hash_)
         except OSError as why:
             raise _disk(f"round {number}", why) from why
 
@@ -312,8 +318,7 @@ class Aggregator:
             generation = self._generations.open(name)
             self._sound = self._generations.verify(generation)
             self._publish(generation)
-        for staged in self.books.staged():
-            offer = staged.offer
+        for offer in [staged.offer for staged in self.books.staged()]:
             if not self._store.has(offer.delta, offer.payload):
                 self._exclude([Excluded(offer.delta, offer.replica, "payload lost at the central")])
         self._store.sweep(keep={staged.offer.delta for staged in self.books.staged()})

@@ -9,7 +9,7 @@ in the journal; in memory are the merged spans and the table.
 
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -91,6 +91,8 @@ class _Merged:
     replica: str
     lease: int
     span: Span
+    base_round: int
+    round: int
 
 
 def audit(folder: Path) -> Audit:
@@ -146,6 +148,35 @@ def audit(folder: Path) -> Audit:
     )
 
 
+def block_lines(folder: Path) -> Iterator[str]:
+    """One line a block, in the order of positions: what absorbed it, or where it is.
+
+    Raises:
+        StateError: there is no ledger, or none that can be read.
+    """
+    ledger = open_ledger(folder)
+    try:
+        with ledger.snapshot(), intact(ledger.path):
+            _, space = _run(ledger)
+            fates = [
+                (each.span.start, each.span.stop,
+                 f"{each.replica}, lease {each.lease}, round {each.base_round} -> {each.round}")
+                for each in _merged(ledger)
+            ]  # fmt: skip
+            table, _ = _replay(ledger, space, [])
+    finally:
+        ledger.close()
+    fates += [
+        (held.start, held.stop, f"leased to {held.replica}, lease {held.id}")
+        for held in table.leases()
+    ]
+    fates += [(span.start, span.stop, "unleased") for span in table.unassigned]
+    fates += [(span.start, span.stop, "quarantined") for span in table.quarantined]
+    for start, stop, fate in sorted(fates):
+        for position in range(start, stop):
+            yield f"position {position}  block {space.block(position)}  {fate}"
+
+
 def merged_deltas(folder: Path) -> tuple[BlockSpace, frozenset[str]]:
     """The index space of the run in `folder`, and the ids of the deltas that were merged.
 
@@ -183,13 +214,19 @@ def _merged(ledger: Ledger) -> list[_Merged]:
     """Every span of every delta that a round on record absorbed."""
     merged = []
     try:
-        for (text,) in ledger.each(
-            "SELECT deltas.offer FROM deltas JOIN rounds ON deltas.round = rounds.round "
-            "WHERE deltas.outcome = 'merged' AND rounds.report IS NOT NULL ORDER BY deltas.decided"
+        for text, number in ledger.each(
+            "SELECT deltas.offer, deltas.round FROM deltas "
+            "JOIN rounds ON deltas.round = rounds.round WHERE deltas.outcome = 'merged' "
+            "AND rounds.report IS NOT NULL ORDER BY deltas.decided"
         ):
             offer = Offer.model_validate_json(str(text))
             for leased in offer.spans:
-                merged.append(_Merged(offer.delta, offer.replica, leased.lease, leased.span))
+                merged.append(
+                    _Merged(
+                        offer.delta, offer.replica, leased.lease, leased.span, offer.base_round,
+                        cast(int, number),
+                    )
+                )  # fmt: skip
     except ValueError as why:
         raise StateError(
             f"ledger {ledger.path} holds a delta that cannot be read ({why}): restore a copy"

@@ -151,7 +151,7 @@ class Coordinator:
         return unsent(self._state)
 
     def exhausted(self) -> bool:
-        """Whether every block is committed."""
+        """Whether every block is committed, or set aside for good."""
         with self._state.lock:
             return self._state.table.complete
 
@@ -194,7 +194,9 @@ class Coordinator:
         """
         try:
             with self._batch():
-                return [self._answer(call) for call in calls]
+                replies = [self._answer(call) for call in calls]
+                self._leasing.tick_if_due()
+                return replies
         except PwwError:
             raise
         except Exception:  # a bug of ours: whose call it is must not be everybody's trouble
@@ -206,7 +208,7 @@ class Coordinator:
     def _answer(self, call: Call) -> Message | PwwError:
         try:
             return self._leasing.answer(call)
-        except StateError:
+        except StateError:  # the disk: nobody's call can be answered
             raise
         except PwwError as why:
             return why
@@ -228,13 +230,8 @@ class Coordinator:
     @contextmanager
     def _batch(self) -> Iterator[None]:
         """One transaction; the news of it go out when it is durable."""
-        with self._state.lock:
-            try:
-                with self._state.batch():
-                    yield
-            except BaseException:
-                self._announcer.forget()
-                raise
+        with self._state.batch():
+            yield
         self._announcer.deliver()
 
     def register(self, message: Register, /) -> Registered:
@@ -271,7 +268,8 @@ class Coordinator:
 
     def receive(self, offer: Offer) -> Verdict | None:
         """See `Deltas.receive`."""
-        return self._deltas.receive(offer)
+        with self._batch():
+            return self._deltas.receive(offer)
 
     def staged(self) -> tuple[Staged, ...]:
         """Undecided deltas, ordered by replica id, then delta id."""
@@ -281,19 +279,22 @@ class Coordinator:
 
     def reject(self, delta: str, reason: str) -> Verdict:
         """See `Deltas.reject`."""
-        return self._deltas.reject(delta, reason)
+        with self._batch():
+            return self._deltas.reject(delta, reason)
 
     def close_round(
         self, *, merged: Sequence[str], generation: str, state_hash: str, report: RoundReport
     ) -> None:
         """See `Deltas.close_round`."""
-        self._deltas.close_round(
-            merged=merged, generation=generation, state_hash=state_hash, report=report
-        )
+        with self._batch():
+            self._deltas.close_round(
+                merged=merged, generation=generation, state_hash=state_hash, report=report
+            )
 
     def seed(self, *, generation: str, state_hash: str) -> None:
         """See `Deltas.seed`."""
-        self._deltas.seed(generation=generation, state_hash=state_hash)
+        with self._batch():
+            self._deltas.seed(generation=generation, state_hash=state_hash)
 
     def verdicts(self, replica: str) -> tuple[Verdict, ...]:
         """The replica's last verdicts, oldest first."""

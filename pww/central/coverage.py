@@ -4,7 +4,8 @@ books.
 The drawers' side: each replica's folder has `draws.jsonl` (windows by delta id, fsynced before the
 delta is sent) and, where its inner loop writes one, `batches.jsonl` (every batch, as it is drawn).
 The central's side gives one thing only: the ids of the deltas that were merged. A duplicate is a
-block that was drawn in two merged deltas, or twice in one; a missing one was drawn in none. Draws
+block that was drawn in two merged deltas, or twice in one; a missing one was drawn in none (with
+several epochs: more, or fewer times than there are epochs, whichever epoch it was for). Draws
 that never became a delta, and deltas that were not merged, are counted apart: their blocks went
 back to the pool.
 """

@@ -73,7 +73,7 @@ class Deltas:
             change.lease(events)
             staged = Staged(offer, staleness, state.clock.monotonic())
             change.then(lambda: state.pending.update({offer.delta: staged}))
-            change.then(lambda: self._judge_size(offer, staleness))
+            self._judge_size(change, offer, staleness)
 
     def _turn_away(self, offer: Offer, staleness: int, reason: str) -> Verdict:
         """Notes an inadmissible delta with its verdict; what of its spans is still his returns."""
@@ -85,14 +85,22 @@ class Deltas:
             change.lease(
                 state.table.decide_return(leases, replica=offer.replica, reason="rejected")
             )
-            change.then(lambda: self._judge_size(offer, staleness))
+            self._judge_size(change, offer, staleness)
         return self._rejected(offer.delta, reason)
 
-    def _judge_size(self, offer: Offer, staleness: int) -> None:
+    def _judge_size(self, change: Change, offer: Offer, staleness: int) -> None:
         """What the delta tells of its replica: its last phase, and whether phases like it fit."""
         seat = self._state.seats[offer.replica]
-        seat.last, seat.staleness = offer, staleness
-        seat.fit = sizing.fit_after(seat.fit, staleness=staleness, window=self._window)
+        fit = sizing.fit_after(seat.fit, staleness=staleness, window=self._window)
+        if fit != seat.fit:
+            change.tx.execute(
+                "UPDATE members SET fit = ? WHERE incarnation = ?", fit, seat.member.incarnation
+            )
+
+        def known() -> None:
+            seat.last, seat.staleness, seat.fit = offer, staleness, fit
+
+        change.then(known)
 
     # ------------------------------------------------------------------------------------ verdicts
 

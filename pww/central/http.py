@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 MAX_BODY_BYTES = 2**20
 DRAIN_BYTES = 2**26
 """How much of a body that is too large is read and dropped before the connection is."""
+BODY_S = 20.0
+"""A body that does not go on for so long is not waited for."""
 JSON, TEXT = b"application/json", b"text/plain; version=0.0.4; charset=utf-8"
 CALLS: dict[str, type[Call]] = {
     "/v1/register": Register,
@@ -137,7 +139,12 @@ async def _body(receive: Any) -> bytes:
     chunks: list[bytes] = []
     size_bytes, more = 0, True
     while more and size_bytes <= DRAIN_BYTES:
-        event = await receive()
+        try:
+            event = await asyncio.wait_for(receive(), BODY_S)
+        except TimeoutError:
+            raise Refused(
+                f"nothing more of the body came for {BODY_S:.0f} s: send it again", code="too_large"
+            ) from None
         if event["type"] != "http.request":
             raise _Gone
         chunk, more = event.get("body", b""), event.get("more_body", False)

@@ -11,7 +11,7 @@ from typing import assert_never
 
 from pww.central import sizing, unsent
 from pww.central.deltas import Deltas
-from pww.central.membership import Announcer, Seat
+from pww.central.membership import Announcer
 from pww.central.registration import check
 from pww.central.replies import Reply
 from pww.central.roster import Roster
@@ -44,6 +44,7 @@ from pww.wire import (
 
 WAIT_S = 1.0
 """How soon a replica that got nothing may ask again."""
+TICK_S = 2.0
 NAMED = 1000
 """Quarantined blocks that an answer names."""
 
@@ -65,6 +66,7 @@ class Leasing:
         self._state, self._deltas = state, deltas
         self._darl, self._balanced = darl, balanced
         self._port, self._limit_mb = aggregator_port, limit_mb
+        self._ticked_s = state.clock.monotonic()
         self._floor_s = min(darl.ttl_floor_s, MAX_TTL_S)
         self._roster = Roster(state, announcer, detect_s=darl.detect_s)
 
@@ -129,15 +131,18 @@ class Leasing:
             Refused: an unknown incarnation, or a key that was used for another request.
         """
         state = self._state
-        seat = self._roster.heard(message.replica, message.incarnation)
+        self._roster.heard(message.replica, message.incarnation)
         self._expire()
         before = state.replies.find(message.key)
         if before is not None:
             return self._again(message, before)
-        lease = self._grant(message, seat)
+        if state.replies.has_waited(message.incarnation, message.key):
+            return Acquired(answer=Wait(retry_after_s=WAIT_S), round=state.round)
+        lease = self._grant(message)
         if lease is not None:
             return Acquired(answer=Granted(lease=lease), round=state.round)
         if not state.table.complete:
+            state.replies.waited(message.incarnation, message.key)
             return Acquired(answer=Wait(retry_after_s=WAIT_S), round=state.round)
         aside = state.table.quarantined
         answer = Exhausted(
@@ -154,7 +159,8 @@ class Leasing:
             Refused: an unknown incarnation.
         """
         seat = self._roster.heard(message.replica, message.incarnation)
-        seat.windows_per_s = message.windows_per_s
+        if message.windows_per_s > 0:  # 0: this process measured nothing yet
+            seat.windows_per_s = message.windows_per_s
         self._expire()
         self._revive(message.replica, [each.id for each in message.leases])
         self._renew(message.replica, message.leases)
@@ -187,8 +193,14 @@ class Leasing:
 
     def tick(self) -> None:
         """Expires leases and marks silent members gone; call it about every second."""
+        self._ticked_s = self._state.clock.monotonic()
         self._expire()
         self._roster.listen()
+
+    def tick_if_due(self) -> None:
+        """A tick where there was none for long: whoever calls it may be busy with a merge."""
+        if self._state.clock.monotonic() - self._ticked_s >= TICK_S:
+            self.tick()
 
     def evict(self, replica: str) -> None:
         """Marks the replica's member gone, however recently it was heard."""
@@ -202,11 +214,16 @@ class Leasing:
 
     # ------------------------------------------------------------------------------------- granting
 
-    def _grant(self, message: Acquire, seat: Seat) -> Lease | None:
-        state, table = self._state, self._state.table
-        number = sizing.num_blocks(
-            message.num_blocks, seat=seat, seats=state.seats.values(), balanced=self._balanced
-        )
+    def _size(self, message: Acquire) -> int:
+        """Blocks that a phase of this replica should have now."""
+        seats = self._state.seats
+        return sizing.num_blocks(
+            message.num_blocks, seat=seats[message.replica], seats=seats.values(),
+            balanced=self._balanced,
+        )  # fmt: skip
+
+    def _grant(self, message: Acquire) -> Lease | None:
+        state, table, number = self._state, self._state.table, self._size(message)
         decided = table.decide_grant(
             message.replica, num_blocks=number, ttl_s=message.ttl_s, ahead=message.ahead
         )
@@ -225,7 +242,7 @@ class Leasing:
             state.replies.note(change, message.key, reply)
         held = table.find(granted.lease, replica=message.replica)
         assert held is not None, "it was just granted"
-        return _as_lease(held, message.ttl_s)
+        return _as_lease(held, message.ttl_s, meant=number)
 
     def _again(self, message: Acquire, before: Reply) -> Acquired:
         """The grant that this key got before: its reply was lost on the way.
@@ -244,7 +261,8 @@ class Leasing:
         held = state.table.find(before.lease, replica=message.replica)
         if held is None or held.pinned:
             return Acquired(answer=Wait(retry_after_s=0.0), round=state.round)
-        return Acquired(answer=Granted(lease=_as_lease(held, message.ttl_s)), round=state.round)
+        lease = _as_lease(held, message.ttl_s, meant=self._size(message))
+        return Acquired(answer=Granted(lease=lease), round=state.round)
 
     # ------------------------------------------------------------------------------------- changing
 
@@ -296,7 +314,8 @@ class Leasing:
         return tuple(_as_lease(held, ttl_s) for held in found if held is not None)
 
 
-def _as_lease(held: Held, ttl_s: float) -> Lease:
+def _as_lease(held: Held, ttl_s: float, *, meant: int = 0) -> Lease:
     return Lease(
-        id=held.id, replica=held.replica, span=held.span, watermark=held.watermark, ttl_s=ttl_s
-    )
+        id=held.id, replica=held.replica, span=held.span, watermark=held.watermark, ttl_s=ttl_s,
+        meant=meant,
+    )  # fmt: skip

@@ -28,7 +28,7 @@ CREATE TABLE run (
 CREATE TABLE members (
     incarnation TEXT PRIMARY KEY, replica TEXT NOT NULL, node_key TEXT NOT NULL,
     state TEXT NOT NULL CHECK (state IN ('live', 'gone', 'left', 'replaced')),
-    versions TEXT NOT NULL, registered_wall REAL NOT NULL
+    versions TEXT NOT NULL, registered_wall REAL NOT NULL, fit REAL NOT NULL
 );
 CREATE UNIQUE INDEX one_member_a_replica ON members (replica) WHERE state != 'replaced';
 CREATE TABLE lease_events (
@@ -76,8 +76,8 @@ def intact(path: Path) -> Iterator[None]:
     except (ValueError, KeyError, TypeError, IndexError, LeaseError) as why:
         told = str(why).partition("\n")[0]  # pydantic's goes on for many lines
         raise StateError(
-            f"ledger {path} cannot be read ({type(why).__name__}: {told:.200}): it is damaged or "
-            "of another version of pww. Restore a copy of the state folder, or start a new run with "
+            f"ledger {path} cannot be read ({type(why).__name__}: {told:.200}): damaged, or of "
+            "another version of pww. Restore a copy of the state folder, or start a new run with "
             "run.name=…"
         ) from why
 

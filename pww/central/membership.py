@@ -67,10 +67,6 @@ class Announcer:
         """Notes what happened; call it under the coordinator's lock, that gives the order."""
         self._queue.append((member, joined))
 
-    def forget(self) -> None:
-        """What was noted since the last delivery did not happen: the disk refused it."""
-        self._queue.clear()
-
     def deliver(self) -> None:
         """Tells everything noted so far; call it without the coordinator's lock.
 

@@ -32,6 +32,7 @@ class Replies:
     def __init__(self, ledger: Ledger) -> None:
         self._by_key: dict[str, Reply] = {}
         self._keys: dict[str, deque[str]] = {}  # by incarnation, oldest first
+        self._waited: dict[str, deque[str]] = {}  # likewise: keys that were told to wait
         for key, incarnation, num_blocks, lease in ledger.rows(
             "SELECT key, incarnation, num_blocks, lease FROM replies ORDER BY seq"
         ):
@@ -41,6 +42,17 @@ class Replies:
     def find(self, key: str) -> Reply | None:
         """What the key got, None if it is new (or very old)."""
         return self._by_key.get(key)
+
+    def waited(self, incarnation: str, key: str) -> None:
+        """The key was told to wait, so its sender asks with another one from now on.
+
+        In memory only: after a restart a copy of it may lease blocks until they expire.
+        """
+        self._waited.setdefault(incarnation, deque(maxlen=KEPT)).append(key)
+
+    def has_waited(self, incarnation: str, key: str) -> bool:
+        """Whether a request with the key is a copy of one that was told to wait."""
+        return key in self._waited.get(incarnation, ())
 
     def note(self, change: "Change", key: str, reply: Reply) -> None:
         """Puts a new key on record, in place of the oldest one of its incarnation."""
@@ -69,5 +81,6 @@ class Replies:
         self._by_key[key] = reply
 
     def _drop(self, incarnation: str) -> None:
+        self._waited.pop(incarnation, None)
         for key in self._keys.pop(incarnation, ()):
             del self._by_key[key]

@@ -54,7 +54,7 @@ class Roster:
         if seat.state == "gone":
             with self._state.change() as change:
                 self.set_state(change, seat, "live")
-                change.then(lambda: self._announcer.add(seat.member, joined=True))
+                change.told(lambda: self._announcer.add(seat.member, joined=True))
         return seat
 
     def sit(self, change: Change, message: Register) -> None:
@@ -69,22 +69,27 @@ class Roster:
             )
             state.replies.forget(change, before.member.incarnation)
             if before.state == "live":
-                change.then(lambda: self._announcer.add(before.member, joined=False))
+                change.told(lambda: self._announcer.add(before.member, joined=False))
         change.tx.execute(
-            "INSERT INTO members VALUES (?, ?, ?, 'live', ?, ?) "
+            "INSERT INTO members VALUES (?, ?, ?, 'live', ?, ?, ?) "
             "ON CONFLICT (incarnation) DO UPDATE SET state = 'live', node_key = excluded.node_key",
             member.incarnation,
             member.replica,
             member.node_key,
             json.dumps(message.versions),
             state.clock.wall(),
+            1.0 if before is None else before.fit,
         )
 
         def seated() -> None:
-            state.seats[member.replica] = Seat(member, "live", state.clock.monotonic())
-            self._announcer.add(member, joined=True)
+            seat = Seat(member, "live", state.clock.monotonic())
+            if before is not None:  # what was measured is the replica's, not the process'
+                seat.windows_per_s, seat.fit = before.windows_per_s, before.fit
+                seat.last, seat.staleness = before.last, before.staleness
+            state.seats[member.replica] = seat
 
         change.then(seated)
+        change.told(lambda: self._announcer.add(member, joined=True))
 
     def set_state(self, change: Change, seat: Seat, value: Literal["live", "gone", "left"]) -> None:
         """Changes what a seat's member is."""
@@ -100,7 +105,7 @@ class Roster:
             with self._state.change() as change:
                 self.set_state(change, seat, value)
                 if was_live:
-                    change.then(lambda: self._announcer.add(seat.member, joined=False))
+                    change.told(lambda: self._announcer.add(seat.member, joined=False))
 
     def listen(self) -> None:
         """Members silent for the detection time are gone; they may come back."""

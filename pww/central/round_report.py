@@ -9,19 +9,6 @@ from collections.abc import Sequence
 from pww.central.merge import MergeResult
 from pww.wire import Offer, RoundReport
 
-LARGEST = 1e30
-"""Largest number that a metric may be: far above any that a run measures, and sums stay finite."""
-
-
-def metrics_fault(offer: Offer) -> str:
-    """Which of an offer's metrics cannot be, "" if all can; one would poison the report."""
-    told = offer.metrics
-    for name in ("loss", "drift", "delta_norm", "held_out_loss"):
-        value = getattr(told, name)
-        if not abs(value) <= LARGEST:  # nan compares as false
-            return f"its metric {name} is {value:g}, not from -{LARGEST:g} to {LARGEST:g}"
-    return ""
-
 
 def round_report(
     result: MergeResult,

@@ -43,6 +43,7 @@ class Change:
         self.tx = tx
         self.events: list[Event] = []
         self.effects: list[Callable[[], object]] = []
+        self.news: list[Callable[[], object]] = []
 
     def lease(self, events: Iterable[Event]) -> None:
         """These happen to the lease table; decide them all from the state before the change."""
@@ -51,6 +52,14 @@ class Change:
     def then(self, effect: Callable[[], object]) -> None:
         """`effect` on memory follows when the statements are done and the table has moved."""
         self.effects.append(effect)
+
+    def told(self, news: Callable[[], object]) -> None:
+        """`news` are for others: they follow, in order, when all of the batch is durable."""
+        self.news.append(news)
+
+
+class Inconsistent(RuntimeError):
+    """A change that memory could not follow: a bug of ours. Nothing of its batch happened."""
 
 
 class State:
@@ -71,21 +80,24 @@ class State:
         self._grace_s, self._max_attempts = restore_grace_s, max_attempts
         self._tx: Transaction | None = None
         self._moved = False  # memory is ahead of the disk
+        self._news: list[Callable[[], object]] = []
         self._lost = False  # … and stays so: the ledger could not be read again
         with intact(ledger.path):
             self._ensure_run(new_run)
             self._load()
 
     @contextmanager
-    def batch(self) -> Iterator[None]:
+    def batch(self) -> Iterator[bool]:
         """All changes of the block become durable together, at its end. One in another joins it.
+
+        Gives whether it is a batch of its own.
 
         Raises:
             StateError: the disk refused; nothing of it happened.
         """
         with self.lock:
             if self._tx is not None:
-                yield
+                yield False
                 return
             if self._lost:
                 self._load()
@@ -93,7 +105,7 @@ class State:
                 with self.ledger.transaction() as tx:
                     self._tx = tx
                     try:
-                        yield
+                        yield True
                         fragments = len(self.table.unassigned) + len(self.table.committed)
                         if self._journaled >= max(SNAPSHOT_EVENTS, fragments):
                             self._write_snapshot(tx)
@@ -105,14 +117,17 @@ class State:
                     with intact(self.ledger.path):
                         self._load()
                 raise
+            else:
+                for news in self._news:
+                    news()
             finally:
                 self._moved = False
+                self._news.clear()
 
     @contextmanager
     def change(self) -> Iterator[Change]:
         """One change, alone or as a part of a batch: if its block raises, it has no effect."""
-        alone = self._tx is None
-        with self.batch():
+        with self.lock, self.batch() as alone:
             assert self._tx is not None
             change = Change(self._tx)
             with nullcontext() if alone else self._tx.savepoint():
@@ -132,7 +147,8 @@ class State:
                 for effect in change.effects:
                     effect()
             except PwwError as why:  # half of it is in memory: none of the batch may stay
-                raise StateError(f"a change cannot be made: {why}") from why
+                raise Inconsistent(f"a change cannot be made: {why}") from why
+            self._news += change.news
 
     def hash_of(self, round_: int) -> str:
         """The state hash of theta_outer of that round, "" if there is no such round."""
@@ -182,7 +198,7 @@ class State:
             both = differences(theirs, ours, left="ledger", right="now")
             raise StateError(
                 f"ledger {self.ledger.path} belongs to a run over other data or other leases "
-                f"({both}): go on with the settings of that run,  or start a new "
+                f"({both}): go on with the settings of that run, or start a new "
                 "one with run.name=..."
             )
 
@@ -228,9 +244,9 @@ class State:
 
     def _load_seats(self, now_s: float) -> None:
         self.seats: dict[str, Seat] = {}
-        for replica, incarnation, node_key, state in self.ledger.rows(
-            "SELECT replica, incarnation, node_key, state FROM members WHERE state != 'replaced' "
-            "ORDER BY replica"
+        for replica, incarnation, node_key, state, fit in self.ledger.rows(
+            "SELECT replica, incarnation, node_key, state, fit FROM members "
+            "WHERE state != 'replaced' ORDER BY replica"
         ):
             member = Member(str(replica), str(incarnation), str(node_key))
             self.seats[member.replica] = Seat(
@@ -238,6 +254,7 @@ class State:
                 state,  # type: ignore[arg-type]
                 seen_s=now_s,
                 grace_s=self._grace_s,
+                fit=cast(float, fit),
             )
 
     def _load_deltas(self, now_s: float) -> None:
@@ -264,6 +281,8 @@ class State:
             ):
                 seat.last = Offer.model_validate_json(str(offer_json))
                 seat.staleness = cast(int, staleness)
+                per_s = seat.last.metrics.tokens_per_s / max(self.space.window_tokens - 1, 1)
+                seat.windows_per_s = per_s
 
 
 def as_text(message: Message) -> str:

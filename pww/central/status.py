@@ -144,5 +144,6 @@ def _phase_of(seat: Seat) -> PhaseStatus:
 
 def _left_s(state: State) -> float:
     per_s = sum(seat.windows_per_s for seat in state.seats.values() if seat.state == "live")
-    left = state.space.total_windows - state.committed_windows
+    aside = sum(state.space.num_span_windows(span) for span in state.table.quarantined)
+    left = state.space.total_windows - state.committed_windows - aside
     return left / per_s if per_s > 0 else -1.0

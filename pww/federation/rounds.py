@@ -187,11 +187,11 @@ class Rounds(Strategy):  # type: ignore[misc]
     # ---------------------------------------------------------------------------- invitations
 
     def _due(self, online: dict[int, Any], *, seeding: bool) -> list[_Member]:
-        """Members that may get an instruction now, in replica order."""
+        """Members that may get an instruction now."""
         now_s = self._clock.monotonic()
-        idle = [
+        idle = [  # in the order in which they came: the first one seeds the run
             m
-            for m in sorted(self._members.values(), key=lambda m: m.who.replica)
+            for m in self._members.values()
             if not m.instruction and m.node_id in online and now_s >= m.not_before_s
         ]
         if not seeding:

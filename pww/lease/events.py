@@ -127,12 +127,14 @@ def to_record(event: Event) -> dict[str, str | int | float]:
     return {"kind": type(event).__name__.lower(), **event._asdict()}
 
 
-def from_record(record: Mapping[str, object]) -> Event:
+def from_record(record: object) -> Event:
     """The event that `to_record` wrote.
 
     Raises:
         LeaseError: no such event; the journal is damaged or of another version of pww.
     """
+    if not isinstance(record, Mapping):
+        raise LeaseError(f"{record!r} is no lease event; the journal is damaged or of another pww")
     values = dict(record)
     kind = _KINDS.get(str(values.pop("kind", "")))
     if kind is None or values.keys() != set(kind._fields):
@@ -141,4 +143,4 @@ def from_record(record: Mapping[str, object]) -> Event:
         raise LeaseError(
             f"{record!r} gives an unknown reason; known: {', '.join(get_args(Reason))}"
         )
-    return kind(**values)  # type: ignore[arg-type]
+    return kind(**values)

@@ -35,7 +35,7 @@ def run(
     ranks: Ranks,
     clock: Clock,
 ) -> None:
-    """Trains until every block is committed. `session` and `exchange` are used on rank 0 only.
+    """Trains until every block is in or set aside. Rank 0 alone uses `session` and `exchange`.
 
     Raises:
         Stopped: a stop was agreed; the run can be resumed.
@@ -45,6 +45,8 @@ def run(
     dropped = outbox.rejoin(ranks.local(lambda: session.registered.last_merged))
     if dropped is not None:
         report.residual_lost(dropped, why="dropped")
+    if outbox.last is not None:
+        ranks.local(lambda: _measured(session, outbox, plan))
     if outbox.pending is not None:
         _deliver(session, exchange, outbox, report, outbox.pending, plan=plan, ranks=ranks)
     if outbox.last is not None and not outbox.last.offer.finite:
@@ -84,10 +86,21 @@ def run(
         report.residual_lost(outbox.residual, why="end")
 
 
+def _measured(session: Session, outbox: Outbox, plan: PhasePlan) -> None:
+    """What the last phase took, in whatever process, sizes leases and their lives from now on."""
+    assert outbox.last is not None
+    told = outbox.last.offer.metrics
+    session.measured(
+        phase_s=told.phase_seconds,
+        windows_per_s=told.tokens_per_s / (plan.space.window_tokens - 1),
+    )
+
+
 def _pull(session: Session, exchange: Exchange, lease: Lease) -> Theta | None:
     """The newest theta; None if the lease was lost while waiting for it."""
     theta = exchange.pull(session.round)
     if session.holds(lease.id):
+        session.began()
         return theta
     log.warning("lease %d was lost before its phase began", lease.id)
     session.settle(lease.id)
@@ -191,10 +204,7 @@ def _deliver(
             ) from why
         for leased in offer.spans:
             session.settle(leased.lease)
-        session.measured(
-            phase_s=offer.metrics.phase_seconds,
-            windows_per_s=offer.metrics.tokens_per_s / (plan.space.window_tokens - 1),
-        )
+        _measured(session, outbox, plan)
         return verdict
 
     with report.exchanging(entry):

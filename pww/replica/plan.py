@@ -35,12 +35,17 @@ class PhasePlan:
         return [w for p in range(span.start, span.stop) for w in self.space.windows(p)]
 
     def num_steps(self, lease: Lease) -> int:
-        """Steps that the lease takes; fewer than H for the last span of a corpus."""
+        """Steps that the lease takes, at most H."""
         return -(-self.space.num_span_windows(lease.span) // self.batch_windows)
 
     def is_partial(self, lease: Lease) -> bool:
-        """Whether the outer step must not put this phase into its momentum."""
-        return self.num_steps(lease) < self.inner_steps
+        """Whether the outer step must not put this phase into its momentum.
+
+        So it is where a corpus ends or another replica took the tail, not where a phase was meant
+        to be shorter than H.
+        """
+        full = min(lease.meant or self.num_blocks, self.num_blocks) * self.space.block_windows
+        return self.num_steps(lease) < -(-full // self.batch_windows)
 
     def progress(self, lease: Lease, theta: Theta) -> tuple[float, float]:
         """Share of all windows that is in `theta`, and with this lease added."""

@@ -37,9 +37,8 @@ from pww.wire import (
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-SAY_EVERY_S = 10.0
-LEAVE_S = 2.0
-"""A goodbye takes no longer than this."""
+SAY_EVERY_S, LEAVE_S = 10.0, 2.0
+"""How often a wait is told of, and the longest that a goodbye may take."""
 
 
 class Session:
@@ -111,7 +110,7 @@ class Session:
         while True:
             asked_s = self._clock.monotonic()
             try:
-                reply = self._ask(lambda: self._port.register(self._first))
+                reply = self._ask(partial(self._port.register, self._first))
                 break
             except Refused as why:
                 if why.code != "replica_taken" or waited:
@@ -143,8 +142,7 @@ class Session:
     def acquire(self, num_blocks: int) -> Lease | None:
         """The span of the next phase, started; None when every block is in. Waits visibly.
 
-        Mostly it was leased while the phase before ran. Afterwards `round` is the newest one; with
-        the answer None it is the last one of the run.
+        Mostly it was leased while the phase before ran. Afterwards `round` is the newest one.
 
         Raises:
             Refused: the central does not know this process any more.
@@ -184,14 +182,17 @@ class Session:
                 raise self._refused
 
     def holds(self, lease: int) -> bool:
-        """Whether the lease is held here and nobody has said that it is lost."""
-        with self._lock:
-            return lease in self._held
+        """Whether the lease is held and nobody has said that it is lost."""
+        return self.standing(lease) != "lost"
 
     def standing(self, lease: int) -> Standing:
         """Whether the phase may draw windows of the lease now; `pause`: ask again soon."""
         with self._lock:
             return self._held.standing(lease, self._clock.monotonic())
+
+    def began(self) -> None:
+        """The phase begins its steps now; theta may have been waited for."""
+        self._turns.began_s = self._clock.monotonic()
 
     def settle(self, lease: int) -> None:
         """The lease's delta has its verdict: it is not renewed any more."""
@@ -207,10 +208,8 @@ class Session:
     def beat(self) -> None:
         """Sends one heartbeat and obeys its answer; what keeps it from arriving is logged."""
         with self._lock:
-            soon_s = 2 * self._darl.heartbeat_s
-            due = self._turns.due(
-                self._clock.monotonic(), phase_s=self._pace.phase_s, soon_s=soon_s
-            )
+            now_s, soon_s = self._clock.monotonic(), 2 * self._darl.heartbeat_s
+            due = self._turns.due(now_s, phase_s=self._pace.phase_s, soon_s=soon_s)
         try:
             self._renew(start=due)
         except Unreachable as why:
@@ -242,7 +241,8 @@ class Session:
             except PwwError as why:
                 log.warning("heartbeat not delivered: %s", why)
             except Exception:
-                log.exception("heartbeat failed; the next one follows")
+                if not self._over.is_set():  # the goodbye closes what it uses
+                    log.exception("heartbeat failed; the next one follows")
             if self._refused is not None:
                 return
 

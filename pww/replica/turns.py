@@ -26,12 +26,12 @@ class Turns:
 
     def __init__(self) -> None:
         self.running = self.ahead = NONE
-        self._began_s = 0.0
+        self.began_s = 0.0
         self._ask: Ask | None = None  # for the span ahead
 
     def begin(self, lease: int, *, num_blocks: int, now_s: float) -> None:
         """A phase begins on `lease`; the next one will want as many blocks."""
-        self.running, self._began_s = lease, now_s
+        self.running, self.began_s = lease, now_s
         self.ahead = NONE if self.ahead == lease else self.ahead
         self._ask = Ask(num_blocks)
 
@@ -53,7 +53,7 @@ class Turns:
 
     def due(self, now_s: float, *, phase_s: float, soon_s: float) -> int:
         """The lease to start now: the phase, which takes about `phase_s`, ends in `soon_s`."""
-        ending = phase_s > 0 and now_s - self._began_s >= phase_s - soon_s
+        ending = phase_s > 0 and now_s - self.began_s >= phase_s - soon_s
         return self.ahead if self.running != NONE and ending else NONE
 
 

@@ -20,7 +20,7 @@ from pww.wire.types import (
     Ttl,
 )
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Raised with every incompatible change; a central and a site must agree on it."""
 
 
@@ -32,6 +32,7 @@ class Lease(Message):
     span: Span
     watermark: Count
     ttl_s: Seconds
+    meant: Count = 0  # blocks that the phase was sized for; fewer are left of a corpus' end
 
 
 class SpaceInfo(Message):

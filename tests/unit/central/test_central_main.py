@@ -122,3 +122,18 @@ def test_a_run_that_goes_on_is_audited_as_it_stands(project: Path, capsys) -> No
     text = capsys.readouterr().out
     assert "leased 0, unleased 11" in text
     ledger.close()
+
+
+def test_each_block_is_told_with_what_absorbed_it(finished: Path, project: Path, capsys) -> None:
+    assert main(["audit", str(finished), "blocks=true"]) == 0
+    lines = [x for x in capsys.readouterr().out.splitlines() if x.startswith("position")]
+    assert [x.split()[1] for x in lines] == [str(p) for p in range(11)]
+    assert sorted(int(x.split()[3]) for x in lines) == list(range(11))
+    assert lines[0].endswith("local/a, lease 1, round 0 -> 1")
+    assert lines[10].endswith("local/a, lease 6, round 5 -> 6")
+    ledger = begin(project / "outputs" / "run")
+    assert main(["audit", "blocks=true"]) == 0
+    assert capsys.readouterr().out.count("unleased") >= 11
+    ledger.close()
+    assert main(["audit", "blocks=yes"]) == 2
+    assert "blocks=true" in capsys.readouterr().err

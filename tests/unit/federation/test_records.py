@@ -19,7 +19,7 @@ from pww.federation.records import (
     payload_of,
     unpack,
 )
-from pww.wire import Invitation, Leased, Offer, PayloadInfo, PhaseMetrics, Seed, Span
+from pww.wire import PROTOCOL, Invitation, Leased, Offer, PayloadInfo, PhaseMetrics, Seed, Span
 
 TOKEN = "0" * 32
 DIGEST = "1" * 64
@@ -117,7 +117,7 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 
 
 def head(**changes: Any) -> RecordDict:
-    values = {"protocol": 1, "json": invitation(None).model_dump_json(), "ticket": TOKEN}
+    values = {"protocol": PROTOCOL, "json": invitation(None).model_dump_json(), "ticket": TOKEN}
     return RecordDict({"pww": ConfigRecord({**values, **changes})})
 
 
@@ -127,8 +127,8 @@ def head(**changes: Any) -> RecordDict:
         (RecordDict(), "no config record 'pww'"),
         (RecordDict({"pww": ArrayRecord()}), "no config record 'pww'"),
         (RecordDict({"more": ConfigRecord()}), r"unknown records \['more'\]"),
-        (head(protocol=2), "protocol 2 meets protocol 1: run the same pww"),
-        (head(protocol="1"), "protocol '1' meets protocol 1"),
+        (head(protocol=99), f"protocol 99 meets protocol {PROTOCOL}: run the same pww"),
+        (head(protocol="1"), f"protocol '1' meets protocol {PROTOCOL}"),
         (head(json=b"{}"), "no text of at most"),
         (head(json=" " * (1 << 21)), "no text of at most"),
         (head(json="{}"), r"not a message of this protocol: kind: Field required"),

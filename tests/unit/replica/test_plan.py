@@ -78,3 +78,14 @@ def test_progress_is_the_committed_share_and_this_lease_on_top() -> None:
     assert plan.progress(lease(short, short + 1), theta) == (21 / 84, 23 / 84)
     first = Theta(0, Path("theta"), "f" * 64, None, committed_windows=0)
     assert plan.progress(lease(0, 22), first) == (0.0, 1.0)
+
+
+def test_a_phase_that_was_meant_to_be_shorter_is_not_partial() -> None:
+    """A slower replica's balanced phase is whole; what was taken from it, or is gone, is not."""
+    plan = PhasePlan(SPACE, inner_steps=3, batch_windows=4)
+    whole = plan.num_blocks
+    one = lease(0, 1).model_copy(update={"meant": 1})
+    assert not plan.is_partial(one)
+    assert plan.is_partial(one.model_copy(update={"meant": whole}))
+    assert plan.is_partial(one.model_copy(update={"meant": 0})), "nobody said: H is meant"
+    assert plan.is_partial(one.model_copy(update={"meant": whole + 9}))

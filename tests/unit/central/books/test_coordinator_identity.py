@@ -98,7 +98,7 @@ def test_the_first_model_binds(desk) -> None:
 
 
 def test_another_protocol_is_refused(desk) -> None:
-    refused(lambda: desk.site(protocol=2), "bad_request", "protocol 2 at the site, 1 at the cent")
+    refused(lambda: desk.site(protocol=9), "bad_request", "protocol 9 at the site, 2 at the cent")
 
 
 def test_a_checkpoint_of_another_run_is_refused(desk) -> None:

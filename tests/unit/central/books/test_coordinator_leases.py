@@ -101,11 +101,22 @@ def test_wait_is_not_exhausted(desk) -> None:
 
 def test_a_waiting_replica_gets_what_comes_back(desk) -> None:
     a, b = desk.site("s/a"), desk.site("s/b")
+    a.acquire(20, ttl_s=5.0)
+    assert isinstance(b.ask(), Wait)
+    desk.clock.advance(5.0)
+    assert isinstance(b.ask(), Granted)
+
+
+def test_a_copy_of_a_request_that_was_told_to_wait_leases_nothing(desk) -> None:
+    """Its sender asks with a new key: a lease of this one would be in nobody's hands."""
+    a, b = desk.site("s/a"), desk.site("s/b")
     key = "7" * 32
     a.acquire(20, ttl_s=5.0)
     assert isinstance(b.ask(key=key), Wait)
     desk.clock.advance(5.0)
-    assert isinstance(b.ask(key=key), Granted), "a wait is not remembered under its key"
+    assert isinstance(b.ask(key=key), Wait)
+    assert desk.coverage() == (0, 0, 20)
+    assert isinstance(b.ask(key="8" * 32), Granted)
 
 
 def test_leases_expire_by_the_monotonic_clock_only(desk) -> None:

@@ -9,6 +9,7 @@ import pytest
 from pww.central import state as pww_state
 from pww.central.batcher import Batcher
 from pww.central.ledger import Ledger
+from pww.central.state import Inconsistent
 from pww.errors import Refused, StateError
 from pww.wire import Acquire, Acquired, Done, Release
 
@@ -151,7 +152,7 @@ def test_a_change_that_memory_cannot_follow_ends_its_batch(desk) -> None:
             change.lease(state.table.decide_return([lease.id], replica="s/a", reason="released"))
             change.then(effect)
 
-    with pytest.raises(StateError, match="a change cannot be made: no"):
+    with pytest.raises(Inconsistent, match="a change cannot be made: no"):
         change()
     assert desk.coverage() == (0, 3, 17)
 

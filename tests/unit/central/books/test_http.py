@@ -128,7 +128,7 @@ def test_refusals_keep_their_code_and_advice(client: httpx.Client, desk) -> None
         {"leases": ["1"]},
         {"last_round": 2**62},
         {"extra": 1},
-        {"protocol": 2},
+        {"protocol": 9},
         {"versions": {"a": 1}},
         {"versions": {"a" * 65: "1"}},
         {"versions": {str(i): "1" for i in range(33)}},

@@ -39,13 +39,18 @@ def prepared(desk):
     kept, extra = b.acquire(), a.acquire()
     desk.clock.advance(20.0)
     claims = {"leases": (kept.id,), "deltas": (second.delta,)}
+
+    def register() -> None:
+        desk.clock.advance(11.0)  # a central that was started anew takes everybody for alive
+        desk.site("s/b", **claims)
+
     return {
         "close_round": lambda: desk.merge(first, second),
         "reject": lambda: desk.books.reject(second.delta, "nan"),
         "receive": lambda: desk.books.receive(a.offer(extra, prev=first.delta)),
         "turn away": lambda: desk.books.receive(a.offer(extra, prev=first.delta, tokens=0)),
         "acquire": lambda: a.acquire(),
-        "register": lambda: desk.site("s/b", **claims),
+        "register": register,
         "leave": lambda: a.leave(),
         "third": third,
     }

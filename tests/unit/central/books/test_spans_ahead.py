@@ -182,3 +182,46 @@ def test_the_fastest_gets_what_it_asks_and_nobody_more(rates, states, asked, got
     ]
     assert sizing.num_blocks(asked, seat=seats[0], seats=seats, balanced=True) == got
     assert sizing.num_blocks(asked, seat=seats[0], seats=seats, balanced=False) == asked
+
+
+def test_what_was_measured_is_the_replicas_through_requeues_and_restarts(desk) -> None:
+    slow, fast = desk.site("s/slow"), desk.site("s/fast")
+    lease = slow.acquire(4)
+    for _ in range(4):
+        fast.contribute(1)
+    assert desk.books.receive(slow.offer(lease, base_round=0)) is not None
+    seat = desk.books._state.seats["s/slow"]
+    fit = seat.fit
+    assert fit == pytest.approx(0.6)
+    slow.leave()
+    desk.site("s/slow")
+    assert desk.books._state.seats["s/slow"].fit == fit
+    assert desk.books._state.seats["s/slow"].last is not None
+    desk.restart()
+    again = desk.books._state.seats["s/slow"]
+    assert again.fit == fit
+    assert again.windows_per_s == pytest.approx(10.0 / 8)  # of its last delta: 10 tokens/s
+
+
+def test_who_has_not_measured_yet_does_not_wipe_out_what_is_known(desk) -> None:
+    site = desk.site()
+    beat(site, rate=5.0)
+    beat(site, rate=0.0)
+    assert desk.books.status()["members"][0]["windows_per_s"] == 5.0
+
+
+def test_a_lease_says_what_size_the_phase_was_meant_to_have(desk) -> None:
+    site, other = desk.site("s/a"), desk.site("s/b")
+    assert site.acquire(7, key="7" * 32).meant == 7
+    assert site.acquire(7, key="7" * 32).meant == 7, "told again"
+    short = other.acquire(15)
+    assert (len(short.span), short.meant) == (13, 15), "the corpus ended"
+
+
+def test_silence_is_noticed_although_the_rounds_thread_is_busy(desk) -> None:
+    site, other = desk.site("s/a"), desk.site("s/b")
+    del site
+    for _ in range(4):
+        desk.clock.advance(3.0)
+        other.beat()
+    assert [m.replica for m in desk.books.live()] == ["s/b"]
