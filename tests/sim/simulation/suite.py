@@ -1,12 +1,9 @@
-"""What the test files share: seeds run quietly, and the words for one that failed."""
+"""Seeds run quietly, and the words for one that failed."""
 
 import logging
 from collections.abc import Iterable
 
 from simulation.scenario import Outcome, run_seed
-
-BLOCK = 20
-"""Seeds of one test."""
 
 
 def run(seeds: Iterable[int], *, faults: bool = True) -> list[Outcome]:
@@ -23,9 +20,3 @@ def told(outcome: Outcome) -> str:
     """What a person needs to go on with a failed seed."""
     again = f"again: python tests/sim/run.py seed={outcome.seed} trace=1"
     return "\n".join((*outcome.last, outcome.fault, again))
-
-
-def obeys(first: int) -> None:
-    """Asserts that every law holds in a block of seeds."""
-    for outcome in run(range(first, first + BLOCK)):
-        assert not outcome.fault, told(outcome)
