@@ -148,7 +148,7 @@ def _from_folder(folder: Path) -> Place:
     try:
         token = (Path(keys) / "operator.token").read_text().strip()
         return Place(url, f"Bearer {token}", ssl.create_default_context(cafile=f"{keys}/ca.pem"))
-    except OSError as why:
+    except (OSError, ValueError) as why:
         raise StateError(f"the keys of this central cannot be read: {why}") from why
 
 

@@ -130,6 +130,8 @@ def _replay(argv: list[str]) -> int:
     try:
         cuts = [Cut.parse(text) for text in without]
         folder = Path(folders[0]) if folders else _newest_run(paths.PROJECT / "outputs")
+        if not (folder / "central").is_dir():
+            raise StateError(f"{folder} is not the run folder of a central: name another one")
         with owned(folder, remedy="its central runs; a replay is for when it has stopped"):
             result = replay(folder, cuts, say=print)
     except OSError as fault:

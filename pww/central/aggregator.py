@@ -6,6 +6,7 @@ round or the new one: on opening, staged deltas are found again by the ledger, a
 does not name is swept.
 """
 
+import errno
 import logging
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -28,6 +29,7 @@ from pww.errors import LeaseError, PayloadError, Refused, StateError
 from pww.wire import Invitation, Offer, RoundReport, Seed, Verdict
 
 log = logging.getLogger(__name__)
+PASSING = (errno.EMFILE, errno.ENFILE)  # faults of a moment: too many files are open
 
 
 class Aggregator:
@@ -70,11 +72,7 @@ class Aggregator:
 
     @property
     def theta_path(self) -> Path:
-        """The current theta_outer, a plain fp32 safetensors file; it never changes under its name.
-
-        Raises:
-            StateError: theta(0) has not come yet.
-        """
+        """The current theta_outer, plain fp32 safetensors; StateError before theta(0) has come."""
         return self._generation().theta
 
     def needed(self) -> tuple[Path, ...]:
@@ -245,7 +243,6 @@ class Aggregator:
         start_s = self.clock.monotonic()
         base, number = self._generation(), self.books.round + 1
         offers = {one.offer.delta: one.offer for one in staged}
-        received = sum(offer.payload.size_bytes for offer in offers.values())
         payloads = [self._payload_of(one) for one in staged]
         with screen(payloads, self._shapes, known=self._checked) as screened:
             try:
@@ -254,6 +251,9 @@ class Aggregator:
                     diloco=self._diloco,
                 )  # fmt: skip
             except OSError as why:
+                if why.errno in PASSING:
+                    log.warning("round %d waits: %s", number, why)
+                    return None
                 raise _disk(f"round {number}", why) from why
         self._exclude(screened.excluded)
         if result is None:
@@ -264,7 +264,8 @@ class Aggregator:
         self._keep(number, payloads, result.merged, generation.info.state_hash)
         report = round_report(
             result, [offers[delta] for delta in result.merged],
-            round_=number, rejected=self._rejected, bytes_received=received,
+            round_=number, rejected=self._rejected,
+            bytes_received=sum(one.payload.size_bytes for one in offers.values()),
             merge_seconds=self.clock.monotonic() - start_s,
         )  # fmt: skip
         try:

@@ -86,6 +86,7 @@ def add(
         StateError: the folder was not made by `init`, or cannot be written.
     """
     more, wanted = check_hosts(hosts), check_replicas(replicas)
+    _must_exist(folder)
     with _changing(folder):
         ca = _read(folder, CA)
         has = read_allowed(folder).replicas
@@ -117,6 +118,7 @@ def revoke(folder: Path, *, replica: str = "", site: str = "") -> tuple[str, ...
         check_replicas([replica])
     elif not _is(_SITE, site):
         raise ConfigError([f"site={site}: 1 to 32 of a-z 0-9 . _ -, starting with a-z or 0-9"])
+    _must_exist(folder)
     with _changing(folder):
         content = read_allowed(folder)
         gone = tuple(
@@ -158,6 +160,19 @@ def _is(kind: TypeAdapter[str], text: str) -> bool:
     except ValidationError:
         return False
     return True
+
+
+def _must_exist(folder: Path) -> None:
+    """Touches nothing that `init` did not make.
+
+    Raises:
+        StateError: there are no keys in the folder.
+    """
+    if not (folder / CA).is_file():
+        raise StateError(
+            f"{folder} holds no keys of a central: give the folder that python -m pww.central init "
+            "made, folder=…"
+        )
 
 
 @contextmanager

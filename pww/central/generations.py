@@ -19,8 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from pydantic import ValidationError
-
 from pww.central.draft import SMALL_BYTES, Draft
 from pww.errors import PayloadError, StateError
 from pww.folder import sync_folder, write_durably
@@ -98,7 +96,7 @@ class Generations:
         try:
             text = (path / "generation.json").read_text()
             return Generation(path, GenerationInfo.model_validate_json(text))
-        except (OSError, ValidationError) as why:
+        except (OSError, ValueError) as why:
             told = why if isinstance(why, OSError) else "generation.json is damaged"
             raise StateError(
                 f"generation {path} is named by the ledger and cannot be read ({told}): restore "

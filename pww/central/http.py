@@ -63,7 +63,7 @@ class CoordinatorApp:
         path = scope["path"]
         try:
             status, kind, body = await self._respond(scope, path, receive)
-        except _Gone:
+        except (_Gone, asyncio.CancelledError):  # the peer hung up, or the server ends
             return
         except Refused as why:
             status, kind, body = _refusal(why)

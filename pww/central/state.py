@@ -17,7 +17,7 @@ from pww.central.ledger import Ledger, Transaction, intact
 from pww.central.membership import Member, Seat
 from pww.central.replies import Replies
 from pww.clock import Clock
-from pww.errors import PwwError, StateError
+from pww.errors import LeaseError, PwwError, StateError
 from pww.lease.events import Committed, Event, from_record, to_record
 from pww.lease.space import BlockSpace
 from pww.lease.table import LeaseTable
@@ -217,8 +217,23 @@ class State:
         self._load_table(now_s)
         self._load_seats(now_s)
         self._load_deltas(now_s)
+        self._check()
         self.replies = Replies(self.ledger)
         self._lost = False
+
+    def _check(self) -> None:
+        """What the parts of the ledger say of each other.
+
+        Raises:
+            LeaseError: they contradict each other: rows were lost.
+        """
+        newest = cast(int | None, self.ledger.rows("SELECT MAX(round) FROM rounds")[0][0])
+        if (newest or 0) != self.round or (newest is None) != (self.generation == ""):
+            raise LeaseError(f"the run is at round {self.round}, on record is {newest}")
+        pinned = {held.pinned for held in self.table.leases() if held.pinned}
+        if pinned != self.pending.keys():
+            odd = ", ".join(sorted(pinned ^ self.pending.keys()))
+            raise LeaseError(f"leases and deltas without a verdict do not match: {odd}")
 
     def _load_table(self, now_s: float) -> None:
         """The last snapshot and what was journaled since."""

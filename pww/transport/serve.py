@@ -73,7 +73,7 @@ class AsgiServer:
         """Serves `app` until `stop`, once; returns when it answers."""
         assert self._server is None, "a server serves once: make another one"
         config = uvicorn.Config(
-            app, lifespan="off", access_log=False, log_level="warning", timeout_keep_alive=75,
+            app, lifespan="off", access_log=False, log_level="error", timeout_keep_alive=75,
             timeout_graceful_shutdown=3, ws="none", log_config=None,
         )  # fmt: skip
         config.load()

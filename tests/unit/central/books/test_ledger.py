@@ -263,3 +263,27 @@ def test_damaged_rows_are_a_sentence_at_the_start_and_in_an_audit(desk, table, s
     for left in desk.folder.glob("ledger.sqlite*"):
         left.unlink()
     desk.open()
+
+
+@pytest.mark.parametrize(
+    ("sql", "told"),
+    [
+        ("DELETE FROM lease_events WHERE body LIKE '%committed%'", "do not match"),
+        ("DELETE FROM deltas WHERE outcome IS NULL", "do not match"),
+        ("UPDATE run SET round = 0", "the run is at round 0, on record is 1"),
+        ("DELETE FROM rounds", "the run is at round 1, on record is None"),
+    ],
+)
+def test_a_ledger_that_lost_rows_is_not_served(desk, sql: str, told: str) -> None:
+    site = desk.site()
+    site.contribute(2)
+    site.deliver(site.acquire(2))
+    with desk.ledger.transaction() as tx:
+        assert tx.execute(sql) > 0
+    desk.ledger.close()
+    desk.ledger = Ledger(desk.folder / "ledger.sqlite")
+    with pytest.raises(StateError, match=told):
+        desk.open()
+    for left in desk.folder.glob("ledger.sqlite*"):
+        left.unlink()
+    desk.open()

@@ -5,8 +5,6 @@ import pytest
 from pww.config import schema
 from pww.transport.tensorfile import TensorReader, state_hash
 
-METRIC = {"loss", "drift", "delta_norm", "held_out_loss"}
-
 
 def both(world, a, b, deltas, **changes):
     """Both lease, then both deliver; nothing is merged before the second."""
@@ -123,15 +121,6 @@ def test_a_site_that_says_it_is_not_finite_is_named(world, delta_of, caplog):
     assert world.merger.maybe_close().rejected == (f"b/y: {verdict.reason}",)
     a.deliver(delta_of(2))
     assert world.merger.maybe_close().rejected == ()
-
-
-@pytest.mark.parametrize("value", ["nan", "inf", "-1e+31"])
-@pytest.mark.parametrize("metric", sorted(METRIC))
-def test_a_metric_that_cannot_be_is_turned_away(world, delta_of, metric, value):
-    a = world.join("a/x")
-    verdict = a.deliver(delta_of(1), metrics={metric: float(value)})
-    reason = f"its metric {metric} is {value}, not from -1e+30 to 1e+30"
-    assert (verdict.outcome, verdict.reason) == ("rejected", reason)
 
 
 def test_the_largest_metrics_there_are_make_a_report_that_can_be_sent(world, delta_of):

@@ -255,13 +255,19 @@ def test_a_damaged_list_lets_nobody_in(tmp_path: Path, text: str, why: str) -> N
 
 
 def test_a_folder_that_init_did_not_make(tmp_path: Path) -> None:
-    with pytest.raises(StateError, match=r"ca\.pem cannot be read .*python -m pww\.central init"):
-        credentials.add(tmp_path, hosts=[], replicas=["a/a"], port=1, clock=SystemClock())
-    with pytest.raises(StateError, match=r"allowed\.json cannot be used"):
-        credentials.revoke(tmp_path, site="lumi")
+    typo = tmp_path / "typo"
+    with pytest.raises(StateError, match="holds no keys of a central: give the folder that"):
+        credentials.add(typo, hosts=[], replicas=["a/a"], port=1, clock=SystemClock())
+    with pytest.raises(StateError, match="holds no keys of a central"):
+        credentials.revoke(typo, site="lumi")
+    assert not typo.exists(), "nothing of it was made"
     with pytest.raises(StateError, match="cannot be used for TLS"):
         credentials.server_tls(tmp_path).context()
     make(tmp_path)
+    (tmp_path / "allowed.json").rename(tmp_path / "away")
+    with pytest.raises(StateError, match=r"allowed\.json cannot be used"):
+        credentials.revoke(tmp_path, site="lumi")
+    (tmp_path / "away").rename(tmp_path / "allowed.json")
     (tmp_path / "ca.key.pem").write_text("nothing")
     with pytest.raises(StateError, match=r"ca\.key\.pem holds no EC P-384 private key: give the"):
         credentials.add(tmp_path, hosts=["x"], replicas=[], port=1, clock=SystemClock())
