@@ -310,8 +310,7 @@ class Aggregator:
 
     def _recover(self) -> None:
         """Goes on where the ledger stands: finds what it names, sweeps what it does not."""
-        name = self.books.generation
-        if not name:
+        if not (name := self.books.generation):
             self._generations.refuse_orphans()
             self._generations.collect(keep=())
         else:

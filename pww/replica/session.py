@@ -337,7 +337,7 @@ class Session:
         first_s = self._clock.monotonic()
         while True:
             if self._stop.is_set():
-                raise Stopped("stopped while asking the central; nothing durable was lost")
+                raise Stopped("stopped while asking for leases; nothing durable was lost")
             try:
                 return call()
             except Unreachable as why:
@@ -347,4 +347,4 @@ class Session:
 
     def _wait(self, seconds: float) -> None:
         if self._clock.wait(self._stop, seconds):
-            raise Stopped("stopped while waiting for the central; nothing durable was lost")
+            raise Stopped("stopped while waiting for a lease; nothing durable was lost")

@@ -303,13 +303,13 @@ def test_waits_visibly_and_can_be_stopped(world: World, caplog) -> None:
     world.clock.on_wait = stop_after_25_s
     with (
         caplog.at_level(logging.INFO, logger="pww.replica.session"),
-        pytest.raises(Stopped, match="stopped while waiting for the central"),
+        pytest.raises(Stopped, match="stopped while waiting for a lease"),
     ):
         session.acquire(1)
     said = [r for r in caplog.records if "no block is free" in r.getMessage()]
     assert 3 <= len(said) <= 4, "at once and about every ten seconds"
     assert len(wire.of(Acquire)) >= 20, "about every second"
-    with pytest.raises(Stopped, match="stopped while asking the central"):
+    with pytest.raises(Stopped, match="stopped while asking for leases"):
         session.acquire(1)
 
 
