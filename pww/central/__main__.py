@@ -40,6 +40,9 @@ def main(argv: list[str]) -> int:
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return Stopped.exit_code
+    except BrokenPipeError:  # who reads has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     return run_app(
         _start,
         program="pww.central",

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -137,3 +138,13 @@ def test_each_block_is_told_with_what_absorbed_it(finished: Path, project: Path,
     ledger.close()
     assert main(["audit", "blocks=yes"]) == 2
     assert "blocks=true" in capsys.readouterr().err
+
+
+def test_who_reads_the_head_of_it_gets_no_traceback(finished: Path) -> None:
+    command = f"{sys.executable} -m pww.central audit {finished} blocks=true"
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", f"{command} | head -n 1"], capture_output=True, text=True,
+        timeout=60, check=False, cwd=Path(__file__).parents[3],
+    )  # fmt: skip
+    assert done.stdout.startswith("position 0")
+    assert done.stderr == ""
