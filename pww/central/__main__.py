@@ -31,12 +31,10 @@ log = logging.getLogger("pww.central")
 def main(argv: list[str]) -> int:
     """Starts the central, looks at a run, or manages its keys; returns the exit code."""
     try:
-        if argv and argv[0] == "audit":
-            return _audit(argv[1:])
-        if argv and argv[0] == "replay":
-            return _replay(argv[1:])
-        if argv and argv[0] in keys_command.COMMANDS:
-            return keys_command.run(argv)
+        code = _command(argv)
+        sys.stdout.flush()
+        if code is not None:
+            return code
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return Stopped.exit_code
@@ -49,6 +47,18 @@ def main(argv: list[str]) -> int:
         defaults=("run.name=central-${data.name}",),
         refine=_settle,
     )
+
+
+def _command(argv: list[str]) -> int | None:
+    """Runs what is no central itself; None: it is to be started."""
+    match argv[:1]:
+        case ["audit"]:
+            return _audit(argv[1:])
+        case ["replay"]:
+            return _replay(argv[1:])
+        case [word] if word in keys_command.COMMANDS:
+            return keys_command.run(argv)
+    return None
 
 
 def _settle(config: Config, given: frozenset[str]) -> Config:

@@ -140,11 +140,11 @@ def test_each_block_is_told_with_what_absorbed_it(finished: Path, project: Path,
     assert "blocks=true" in capsys.readouterr().err
 
 
-def test_who_reads_the_head_of_it_gets_no_traceback(finished: Path) -> None:
+def test_who_does_not_read_it_to_the_end_gets_no_traceback(finished: Path) -> None:
     command = f"{sys.executable} -m pww.central audit {finished} blocks=true"
     done = subprocess.run(
-        ["bash", "-o", "pipefail", "-c", f"{command} | head -n 1"], capture_output=True, text=True,
+        ["bash", "-o", "pipefail", "-c", f"{command} | true"], capture_output=True, text=True,
         timeout=60, check=False, cwd=Path(__file__).parents[3],
     )  # fmt: skip
-    assert done.stdout.startswith("position 0")
     assert done.stderr == ""
+    assert done.returncode == 0
