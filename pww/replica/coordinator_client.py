@@ -187,7 +187,10 @@ class HttpCoordinator:
             final = explain(fault, url=self._url)
             if final is not None:
                 raise final from fault
-            raise TryAgain(str(fault) or type(fault).__name__) from fault
+            told = str(fault) or type(fault).__name__
+            if isinstance(fault, httpx.RemoteProtocolError) and self._bundle is None:
+                told += "; a central with keys answers https only, to a site with central.bundle"
+            raise TryAgain(told) from fault
         except httpx.DecodingError as fault:
             raise self._stranger(name, f"an unreadable body ({fault})") from fault
         if self._bundle is not None:

@@ -201,3 +201,13 @@ def test_a_goodbye_opens_a_session_if_it_must(central: Central, connect) -> None
     with pytest.raises(CentralError, match="no answer of a pww central"):  # it answers Acquired
         site.leave(Leave(replica="lumi/a", incarnation=LIFE))
     assert central.seen == [("open", 200), ("leave", 200)]
+
+
+def test_plain_http_to_a_central_with_keys_is_told_what_it_wants(central: Central) -> None:
+    client = HttpCoordinator(
+        central.url.replace("https", "http"), TRANSPORT, clock=SystemClock(),
+        stop=threading.Event(), random=np.random.default_rng(1), deadline_s=0.2,
+    )  # fmt: skip
+    with pytest.raises(Unreachable, match="with keys answers https only, to a site with central.b"):
+        client.acquire(ACQUIRE)
+    client.close()
