@@ -44,11 +44,12 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a central answers, and by what it lets one look."""
+    """Where a central answers, by what it lets one look, and what to do if it does not."""
 
     url: str
     authorization: str = field(default="", repr=False)
     tls: ssl.SSLContext | None = None
+    remedy: str = "start it with python -m pww.central, or give the right url= (and bundle=)"
 
 
 def main(argv: list[str]) -> int:
@@ -143,11 +144,16 @@ def _from_folder(folder: Path) -> Place:
             f"{folder} is not the folder of a central that was started ({why}): name another one, "
             "or give url="
         ) from why
+    remedy = (
+        f"that of {paths.shown(folder)} has ended or was stopped; python -m pww.central audit "
+        f"{paths.shown(folder)} says how far it came"
+    )
     if keys == "none":
-        return Place(url)
+        return Place(url, remedy=remedy)
     try:
         token = (Path(keys) / "operator.token").read_text().strip()
-        return Place(url, f"Bearer {token}", ssl.create_default_context(cafile=f"{keys}/ca.pem"))
+        tls = ssl.create_default_context(cafile=f"{keys}/ca.pem")
+        return Place(url, f"Bearer {token}", tls, remedy)
     except (OSError, ValueError) as why:
         raise StateError(f"the keys of this central cannot be read: {why}") from why
 
@@ -193,10 +199,7 @@ def _ask(place: Place, method: str, path: str, body: str = "") -> bytes:
             verify=True if place.tls is None else place.tls,
         )  # fmt: skip
     except (httpx.HTTPError, httpx.InvalidURL) as why:
-        raise Unreachable(
-            f"no central answers at {place.url} ({why}): start it with python -m pww.central, or "
-            "give the right url="
-        ) from why
+        raise Unreachable(f"no central answers at {place.url} ({why}): {place.remedy}") from why
     if reply.status_code != 200:
         try:
             told = str(reply.json()["message"])

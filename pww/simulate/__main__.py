@@ -79,6 +79,8 @@ def _run(plan: Plan, stop: threading.Event) -> int:
     print(f"simulate: {plan.blocks} blocks, central on {url}; all is in {paths.shown(family.root)}")
     try:
         _watch(family, url, stop)
+    except EOFError:  # Ctrl-C reaches the forkserver too, which may just be starting a process
+        raise Stopped("simulate: stopped; its processes are ended") from None
     finally:
         family.end()
     result = coverage(family.root / CENTRAL, {f"local/{n}": family.root / n for n in plan.names})

@@ -81,7 +81,7 @@ def one(seed: int, *, trace: bool, strict: bool) -> int:
 
 def main(words: list[str]) -> int:
     """`key=value` words."""
-    given = dict(word.split("=", 1) for word in words)
+    given = {word.partition("=")[0]: word.partition("=")[2] for word in words}
     unknown = given.keys() - {"seed", "seeds", "jobs", "first", "trace", "log", "strict"}
     if unknown:
         print(f"unknown {', '.join(sorted(unknown))}\n{__doc__}", file=sys.stderr)
