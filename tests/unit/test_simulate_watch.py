@@ -4,6 +4,7 @@ import threading
 
 import pytest
 
+from pww.config import paths
 from pww.errors import StateError, Stopped
 from pww.simulate import __main__ as simulate
 from pww.simulate.plan import Plan
@@ -87,3 +88,16 @@ def test_a_stop_is_one_sentence() -> None:
 
 def test_nobody_answers() -> None:
     assert simulate._status(NOBODY) is None
+
+
+def test_ctrl_c_while_a_process_starts_is_no_traceback(tmp_path, monkeypatch, capsys) -> None:
+    """It reaches the forkserver too: its pipe ends."""
+
+    def ended(*_: object) -> None:
+        raise EOFError("unexpected EOF")
+
+    monkeypatch.setattr(paths, "PROJECT", tmp_path)
+    monkeypatch.setattr(simulate, "_watch", ended)
+    monkeypatch.setattr(simulate.signal, "signal", lambda *_: None)  # pytest's stay
+    assert simulate.main(["replicas=1", "kill=0", "late=0", "blocks=10"]) == 130
+    assert "simulate: stopped; its processes are ended" in capsys.readouterr().err
