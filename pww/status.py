@@ -232,6 +232,13 @@ def _show(place: Place, asked: Asked) -> int:
     if not asked.watch:
         console.print(_rendered(first))
         return 0
+    if not console.is_terminal:  # one table after the other
+        while not first["complete"]:
+            console.print(_rendered(first))
+            clock.wait(never, EVERY_S)
+            first = status()
+        console.print(_rendered(first))
+        return 0
     with Live(_rendered(first), console=console, auto_refresh=False) as live:
         while not first["complete"]:
             clock.wait(never, EVERY_S)

@@ -76,7 +76,7 @@ def test_status_shows_a_run_that_goes_on(federation: Federation) -> None:
     assert nobody.returncode == 1
     assert "no central answers at" in nobody.stderr
     central = federation.central()
-    a = federation.site("a", STEP_S="0.05")
+    a = federation.site("a", STEP_S="0.1")
     central.until(lambda: federation.merges() >= 2)
     shown = federation.project.run("-m", "pww.status")
     assert shown.returncode == 0, shown.stderr
@@ -90,10 +90,10 @@ def test_status_shows_a_run_that_goes_on(federation: Federation) -> None:
     assert told["tokens"] == told["committed_windows"] * 64
     assert told["left_s"] > 0
     watcher = federation.project.start("-m", "pww.status", "watch=true", name="watcher")
+    watcher.until(lambda: watcher.text().count("local/a") >= 2)
+    watcher.kill()
     assert a.wait() == 0
     assert central.wait() == 0
-    watcher.kill()
-    assert "local/a" in watcher.text()
 
 
 @pytest.mark.parametrize(
