@@ -19,6 +19,9 @@ from pww.errors import PwwError
 from pww.federation.rounds import Rounds
 from pww.transport.retry import TryAgain
 
+LINGER_S = 120.0
+"""A site may be in a request that takes half a minute to fail when the last block comes in."""
+
 
 class WatchedInbox(CentralInbox):
     """Tells of every turn, so that no round goes unseen."""
@@ -155,7 +158,12 @@ class Central:
         )
         metrics: Any = SimpleNamespace(row=lambda *_, **__: None)
         inbox = WatchedInbox(
-            coordinator, aggregator, metrics, clock=self.clock, address="http://central"
+            coordinator,
+            aggregator,
+            metrics,
+            clock=self.clock,
+            linger_s=LINGER_S,
+            address="http://central",
         )
         inbox.books = self.books
         self._desk = Desk(self.world, coordinator)
