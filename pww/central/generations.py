@@ -13,7 +13,7 @@ one before.
 import re
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -136,11 +136,11 @@ class Generations:
             raise
 
     def verify(self, generation: Generation) -> Sound:
-        """Begins to compare a generation's files with what was written, bit for bit.
+        """Compares a generation's files with what was written, bit for bit.
 
-        A small one's are compared at once, a large one's beside: theta and momentum in a thread
-        each, so that a central serves while gigabytes are read. The answer is called to know, with
-        `wait` for certain.
+        A small one's at once, a large one's beside, from the first question on: theta and momentum
+        in a thread each, so that a central serves while gigabytes are read. The answer is called to
+        know, with `wait` for certain.
 
         Raises:
             StateError: at once or when called, if a file is another or damaged.
@@ -150,11 +150,13 @@ class Generations:
         if info.theta.size_bytes <= SMALL_BYTES:
             _require(generation, [_damage(path, check, info) for path, check in checks])
             return sound
-        pool = ThreadPoolExecutor(2, thread_name_prefix="verify")
-        jobs = [pool.submit(_damage, path, check, info) for path, check in checks]
-        pool.shutdown(wait=False)
+        jobs: list[Future[str]] = []
 
         def ask(*, wait: bool) -> None:
+            if not jobs:  # the first to ask is a central that serves already
+                pool = ThreadPoolExecutor(2, thread_name_prefix="verify")
+                jobs.extend(pool.submit(_damage, path, check, info) for path, check in checks)
+                pool.shutdown(wait=False)
             if wait or all(job.done() for job in jobs):
                 _require(generation, [job.result() for job in jobs])
 
