@@ -10,12 +10,13 @@ in the journal; in memory are the merged spans and the table.
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import cast
 
 from pww.central.ledger import FILE, Ledger, intact
+from pww.central.state import NAMED
 from pww.errors import LeaseError, StateError
 from pww.lease.events import Committed, from_record
 from pww.lease.space import BlockSpace
@@ -26,8 +27,6 @@ CAN_BE_LEASED = 2**32
 """Weight of an interval that is leased or in the pool, far above any number of merged deltas."""
 SET_ASIDE = 2**40
 """Weight of a quarantined interval."""
-NAMED = 1000
-"""How many quarantined blocks are named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,16 +100,12 @@ def audit(folder: Path) -> Audit:
     Raises:
         StateError: there is no ledger, or none that can be read.
     """
-    ledger = open_ledger(folder)
-    try:
-        with ledger.snapshot(), intact(ledger.path):
-            run, space = _run(ledger)
-            merged = _merged(ledger)
-            merges = cast(int, ledger.rows("SELECT COUNT(*) FROM rounds WHERE round > 0")[0][0])
-            faults = _round_faults(ledger)
-            table, commits = _replay(ledger, space, faults)
-    finally:
-        ledger.close()
+    with reading(folder) as ledger:
+        run, space = _run(ledger)
+        merged = _merged(ledger)
+        merges = cast(int, ledger.rows("SELECT COUNT(*) FROM rounds WHERE round > 0")[0][0])
+        faults = _round_faults(ledger)
+        table, commits = _replay(ledger, space, faults)
     _compare(merged, commits, faults)
     spans = [(each.span, 1) for each in merged]
     spans += [(span, CAN_BE_LEASED) for span in table.unassigned]
@@ -131,7 +126,6 @@ def audit(folder: Path) -> Audit:
     deltas = Counter(replica for replica, _ in {(each.replica, each.delta) for each in merged})
     if dict(blocks) != table.committed_by:
         faults.append(f"merged per replica {dict(blocks)}, committed {table.committed_by}")
-    aside = (position for each in table.quarantined for position in range(each.start, each.stop))
     return Audit(
         run=run,
         blocks=space.num_positions,
@@ -141,7 +135,7 @@ def audit(folder: Path) -> Audit:
         leased=table.leased,
         unleased=table.unassigned.total,
         quarantined=table.quarantined.total,
-        quarantined_blocks=tuple(space.block(p) for p in islice(aside, NAMED)),
+        quarantined_blocks=space.first_blocks(table.quarantined, at_most=NAMED),
         merges=merges,
         shares=tuple(Share(r, blocks[r], deltas[r]) for r in sorted(blocks)),
         faults=tuple(faults),
@@ -154,18 +148,14 @@ def block_lines(folder: Path) -> Iterator[str]:
     Raises:
         StateError: there is no ledger, or none that can be read.
     """
-    ledger = open_ledger(folder)
-    try:
-        with ledger.snapshot(), intact(ledger.path):
-            _, space = _run(ledger)
-            fates = [
-                (each.span.start, each.span.stop,
-                 f"{each.replica}, lease {each.lease}, round {each.base_round} -> {each.round}")
-                for each in _merged(ledger)
-            ]  # fmt: skip
-            table, _ = _replay(ledger, space, [])
-    finally:
-        ledger.close()
+    with reading(folder) as ledger:
+        _, space = _run(ledger)
+        fates = [
+            (each.span.start, each.span.stop,
+             f"{each.replica}, lease {each.lease}, round {each.base_round} -> {each.round}")
+            for each in _merged(ledger)
+        ]  # fmt: skip
+        table, _ = _replay(ledger, space, [])
     fates += [
         (held.start, held.stop, f"leased to {held.replica}, lease {held.id}")
         for held in table.leases()
@@ -183,23 +173,25 @@ def merged_deltas(folder: Path) -> tuple[BlockSpace, frozenset[str]]:
     Raises:
         StateError: there is no ledger, or none that can be read.
     """
-    ledger = open_ledger(folder)
-    try:
-        with ledger.snapshot(), intact(ledger.path):
-            _, space = _run(ledger)
-            return space, frozenset(each.delta for each in _merged(ledger))
-    finally:
-        ledger.close()
+    with reading(folder) as ledger:
+        _, space = _run(ledger)
+        return space, frozenset(each.delta for each in _merged(ledger))
 
 
-def open_ledger(folder: Path) -> Ledger:
-    """The ledger of a run folder, or of the state folder in it, to look at.
+@contextmanager
+def reading(folder: Path) -> Iterator[Ledger]:
+    """The ledger of a run folder, or of the state folder in it, as of one moment.
 
     Raises:
         StateError: there is none, or it cannot be read.
     """
     inner = folder / "central" / FILE
-    return Ledger.read_only(inner if inner.is_file() else folder / FILE)
+    ledger = Ledger.read_only(inner if inner.is_file() else folder / FILE)
+    try:
+        with ledger.snapshot(), intact(ledger.path):
+            yield ledger
+    finally:
+        ledger.close()
 
 
 def _run(ledger: Ledger) -> tuple[str, BlockSpace]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from pww.central.audit import audit, merged_deltas
+from pww.central.audit import Audit, audit, merged_deltas
 from pww.log import read_json_lines
 
 DRAWS, BATCHES = "draws.jsonl", "batches.jsonl"
@@ -34,6 +34,7 @@ class Coverage:
     abandoned_windows: int  # drawn in a phase that never became a delta
     rejected_windows: int  # drawn for a delta that was not merged
     differences: tuple[str, ...]  # where the books say something else than the draws
+    books: Audit
 
     @property
     def ok(self) -> bool:
@@ -93,7 +94,8 @@ def coverage(central: Path, replicas: Mapping[str, Path]) -> Coverage:
         missing += min(counts) < space.epochs
         covered += min(counts) >= space.epochs
     shares = {who: -(-count // space.block_windows) for who, count in merged_windows.items()}
-    differences += _against_books(central, shares, covered=covered * space.epochs)
+    books = audit(central)
+    differences += _against_books(books, shares, covered=covered * space.epochs)
     return Coverage(
         blocks=space.num_blocks,
         covered=covered,
@@ -103,12 +105,12 @@ def coverage(central: Path, replicas: Mapping[str, Path]) -> Coverage:
         abandoned_windows=abandoned,
         rejected_windows=rejected,
         differences=tuple(differences),
+        books=books,
     )
 
 
-def _against_books(central: Path, shares: Mapping[str, int], *, covered: int) -> list[str]:
+def _against_books(books: Audit, shares: Mapping[str, int], *, covered: int) -> list[str]:
     """Where `central audit` says something else than the draws."""
-    books = audit(central)
     differences = list(books.faults)
     if books.lost or books.doubled:
         differences.append(f"the audit counts {books.lost} lost and {books.doubled} doubled")

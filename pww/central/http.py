@@ -116,11 +116,6 @@ class CoordinatorApp:
         return self._door.check(authorization, path, peer=peer)
 
 
-def coordinator_app(coordinator: Coordinator, door: Door | None = None) -> CoordinatorApp:
-    """The ASGI app of one coordinator; see `CoordinatorApp`."""
-    return CoordinatorApp(coordinator, door)
-
-
 class _Gone(Exception):
     """The client hung up in the middle of its body."""
 

@@ -45,8 +45,6 @@ from pww.wire import (
 WAIT_S = 1.0
 """How soon a replica that got nothing may ask again."""
 TICK_S = 2.0
-NAMED = 1000
-"""Quarantined blocks that an answer names."""
 
 
 class Leasing:
@@ -147,7 +145,7 @@ class Leasing:
         aside = state.table.quarantined
         answer = Exhausted(
             committed=state.table.committed.total,
-            quarantined=state.quarantined_blocks(NAMED),
+            quarantined=state.quarantined_blocks(),
             num_quarantined=aside.total,
         )
         return Acquired(answer=answer, round=state.round)

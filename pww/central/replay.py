@@ -15,11 +15,10 @@ from pathlib import Path
 
 import torch
 
-from pww.central.audit import open_ledger
+from pww.central.audit import reading
 from pww.central.final import publish_final
 from pww.central.generations import Generation, Generations, name_of
 from pww.central.kept import FOLDER, Kept, KeptRound
-from pww.central.ledger import intact
 from pww.central.merge import merge_finite, shapes_of
 from pww.central.screening import StagedPayload, one_thread, screen, square_sum
 from pww.central.theta0 import write_theta0
@@ -102,8 +101,7 @@ def replay(run: Path, cuts: Sequence[Cut], *, say: Callable[[str], None]) -> Rep
         OSError: the disk refused.
     """
     state = run / "central"
-    with intact(run):
-        hashes = _state_hashes(run)
+    hashes = _state_hashes(run)
     rounds = max(hashes)
     kept = Kept(state)
     if not kept.theta0.is_file():
@@ -136,11 +134,8 @@ def replay(run: Path, cuts: Sequence[Cut], *, say: Callable[[str], None]) -> Rep
 
 
 def _state_hashes(run: Path) -> dict[int, str]:
-    ledger = open_ledger(run)
-    try:
+    with reading(run) as ledger:
         rows = ledger.rows("SELECT round, state_hash FROM rounds ORDER BY round")
-    finally:
-        ledger.close()
     if not rows:
         raise StateError(f"run {run} has no theta(0) yet: there is nothing to replay")
     return {int(str(number)): str(digest) for number, digest in rows}

@@ -16,7 +16,7 @@ from pww.central.aggregator import Aggregator
 from pww.central.coordinator import Coordinator
 from pww.central.credentials import server_tls
 from pww.central.door import Door
-from pww.central.http import coordinator_app
+from pww.central.http import CoordinatorApp
 from pww.central.inbox import NOTED_BYTES, CentralInbox
 from pww.central.ledger import FILE, Ledger
 from pww.clock import Clock
@@ -100,7 +100,7 @@ def serve(config: Config, folder: Path, stop: threading.Event, *, clock: Clock) 
             link, inbox, folder=incoming, clock=clock, limit_mb=config.transport.limit_mb,
             seed_ttl_s=central.patience_s,
         )  # fmt: skip
-        app = coordinator_app(books, door)
+        app = CoordinatorApp(books, door)
         stack.callback(app.close)
         stack.callback(fleet.stop)
         stack.callback(port.stop)  # nothing comes in when what answers is taken down

@@ -10,7 +10,6 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from itertools import islice
 from typing import cast
 
 from pww.central.ledger import Ledger, Transaction, intact
@@ -23,6 +22,8 @@ from pww.lease.space import BlockSpace
 from pww.lease.table import LeaseTable
 from pww.wire import Message, Offer, RoundReport, SpaceInfo, Span
 
+NAMED = 1000
+"""Quarantined blocks that are named; more are only counted."""
 SNAPSHOT_EVENTS = 10_000
 """A restart replays about so many events; a table of more fragments is written less often."""
 
@@ -84,7 +85,7 @@ class State:
         self._lost = False  # … and stays so: the ledger could not be read again
         with intact(ledger.path):
             self._ensure_run(new_run)
-            self._load()
+        self._load()
 
     @contextmanager
     def batch(self) -> Iterator[bool]:
@@ -114,8 +115,7 @@ class State:
             except BaseException:
                 self._lost = self._moved
                 if self._lost:
-                    with intact(self.ledger.path):
-                        self._load()
+                    self._load()
                 raise
             else:
                 for news in self._news:
@@ -155,10 +155,9 @@ class State:
         rows = self.ledger.rows("SELECT state_hash FROM rounds WHERE round = ?", round_)
         return str(rows[0][0]) if rows else ""
 
-    def quarantined_blocks(self, at_most: int) -> tuple[int, ...]:
+    def quarantined_blocks(self) -> tuple[int, ...]:
         """The first blocks that were set aside, by position."""
-        positions = (p for span in self.table.quarantined for p in range(span.start, span.stop))
-        return tuple(self.space.block(p) for p in islice(positions, at_most))
+        return self.space.first_blocks(self.table.quarantined, at_most=NAMED)
 
     def _apply(self, event: Event, now_s: float) -> None:
         self.table.apply(event, now_s)
@@ -203,7 +202,22 @@ class State:
             )
 
     def _load(self) -> None:
-        """Fields and table from the ledger; leases and members get the grace period."""
+        """Fields and table from the ledger; leases and members get the grace period.
+
+        Raises:
+            StateError: the ledger is damaged.
+        """
+        with intact(self.ledger.path):
+            now_s = self.clock.monotonic()
+            self._load_run()
+            self._load_table(now_s)
+            self._load_seats(now_s)
+            self._load_deltas(now_s)
+            self._check()
+            self.replies = Replies(self.ledger)
+        self._lost = False
+
+    def _load_run(self) -> None:
         rows = self.ledger.rows("SELECT run, model, round, generation, state_hash FROM run")
         run, model, number, generation, state_hash = rows[0]
         self.run, self.model = str(run), str(model)
@@ -213,13 +227,6 @@ class State:
             "SELECT report FROM rounds WHERE report IS NOT NULL ORDER BY round DESC LIMIT 1"
         )
         self.report = RoundReport.model_validate_json(str(reports[0][0])) if reports else None
-        now_s = self.clock.monotonic()
-        self._load_table(now_s)
-        self._load_seats(now_s)
-        self._load_deltas(now_s)
-        self._check()
-        self.replies = Replies(self.ledger)
-        self._lost = False
 
     def _check(self) -> None:
         """What the parts of the ledger say of each other.
@@ -280,10 +287,8 @@ class State:
             offer = Offer.model_validate_json(str(offer_json))
             self.pending[offer.delta] = Staged(offer, cast(int, staleness), now_s)
         self.last_merged: dict[str, str] = {}
-        for (
-            replica,
-            seat,
-        ) in self.seats.items():  # by index: the list of all deltas is as long as the run
+        # by index: the list of all deltas is as long as the run
+        for replica, seat in self.seats.items():
             for (delta,) in self.ledger.rows(
                 "SELECT delta FROM deltas WHERE replica = ? AND outcome = 'merged' "
                 "ORDER BY decided DESC LIMIT 1",

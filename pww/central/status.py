@@ -5,8 +5,6 @@ from typing import TypedDict
 from pww.central.membership import Seat
 from pww.central.state import State
 
-NAMED = 1000
-
 
 class LeaseStatus(TypedDict):
     """A live lease."""
@@ -117,7 +115,7 @@ def status_of(state: State) -> Status:
                 unassigned=table.unassigned.total,
                 quarantined=table.quarantined.total,
             ),
-            quarantined_blocks=list(state.quarantined_blocks(NAMED)),
+            quarantined_blocks=list(state.quarantined_blocks()),
             committed_windows=state.committed_windows,
             total_windows=state.space.total_windows,
             tokens=state.committed_windows * (state.space.window_tokens - 1),

@@ -10,7 +10,9 @@ labels
 """
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import islice
 from typing import Protocol
 
 from pww.config.schema import Darl
@@ -95,6 +97,11 @@ class BlockSpace:
     def size(self, position: int) -> int:
         """Windows at `position`: K, or fewer where the corpus' last block sits."""
         return self._block_size(self.block(position))
+
+    def first_blocks(self, spans: Iterable[Span], *, at_most: int) -> tuple[int, ...]:
+        """The blocks at the first positions of `spans`, in their order."""
+        positions = (p for span in spans for p in range(span.start, span.stop))
+        return tuple(self.block(p) for p in islice(positions, at_most))
 
     def num_span_windows(self, span: Span) -> int:
         """Windows behind `span`, in O(1): every block counts K except each epoch's short one."""

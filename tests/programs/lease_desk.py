@@ -12,7 +12,7 @@ import numpy as np
 
 from pww.central.audit import Audit, audit
 from pww.central.coordinator import Coordinator
-from pww.central.http import CoordinatorApp, coordinator_app
+from pww.central.http import CoordinatorApp
 from pww.central.ledger import FILE, Ledger
 from pww.clock import ManualClock, SystemClock
 from pww.config.schema import Darl, Transport
@@ -89,7 +89,7 @@ class Central:
         )
         if not self.books.generation:
             self.books.seed(generation="round-000000", state_hash="0" * 64)
-        self._app = coordinator_app(self.books)
+        self._app = CoordinatorApp(self.books)
         self.http = Lossy(self._app)
         self._server = AsgiServer(host="127.0.0.1", port=self.port, key="central.port")
         self.port = self._server.port

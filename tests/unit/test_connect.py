@@ -14,7 +14,7 @@ from lone_replica import LEASES, SHAPES, SPACE, Lone, alone, config, put_one, th
 from pww import connect as pww_connect
 from pww.central.audit import audit
 from pww.central.coordinator import Coordinator
-from pww.central.http import coordinator_app
+from pww.central.http import CoordinatorApp
 from pww.central.inprocess import InProcessExchange
 from pww.central.ledger import Ledger
 from pww.clock import SystemClock
@@ -144,7 +144,7 @@ def test_a_model_larger_than_what_may_travel_is_refused_before_training(tmp_path
     clock, ledger = SystemClock(), Ledger(tmp_path / "ledger.sqlite")
     darl = config().darl
     books = Coordinator(ledger, SPACE, darl=darl, aggregator_port=1, clock=clock, limit_mb=3)
-    server.start(coordinator_app(books), name="coordinator")
+    server.start(CoordinatorApp(books), name="coordinator")
     start = start_with(None, tmp_path)
     start.seed.write_bytes(bytes(3_100_000))
     central = config().central.model_copy(update={"url": f"http://127.0.0.1:{server.port}"})

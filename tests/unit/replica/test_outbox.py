@@ -20,9 +20,7 @@ from lone_replica import (
     Never,
     NoSteps,
     Pull,
-    alone,
     put_one,
-    theta_in,
 )
 
 from pww.codec import get_codec
@@ -37,24 +35,6 @@ from pww.wire import Verdict
 ROOT = Path(__file__).parents[3]
 PROGRAMS = ROOT / "tests" / "programs"
 ENV = {**os.environ, "PYTHONPATH": str(ROOT)}
-
-
-@pytest.fixture(scope="module")
-def ranks():
-    ranks = alone()
-    yield ranks
-    ranks.close()
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Path:
-    (tmp_path / "run").mkdir()
-    return tmp_path / "run"
-
-
-@pytest.fixture
-def theta(tmp_path: Path):
-    return theta_in(tmp_path / "theta")
 
 
 @pytest.fixture

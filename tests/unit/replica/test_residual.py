@@ -12,7 +12,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "programs"))
 
-from lone_replica import LEASES, SHAPES, Lone, Pull, alone, open_outbox, put_one, theta_in
+from lone_replica import LEASES, SHAPES, Lone, Pull, open_outbox, put_one, theta_in
 
 from pww.central.audit import audit
 from pww.codec import get_codec
@@ -28,24 +28,6 @@ from pww.wire import Verdict
 ROOT = Path(__file__).parents[3]
 PROGRAM = ROOT / "tests" / "programs" / "lone_replica.py"
 State = dict[str, torch.Tensor]
-
-
-@pytest.fixture(scope="module")
-def ranks():
-    ranks = alone()
-    yield ranks
-    ranks.close()
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Path:
-    (tmp_path / "run").mkdir()
-    return tmp_path / "run"
-
-
-@pytest.fixture
-def theta(tmp_path: Path):
-    return theta_in(tmp_path / "theta")
 
 
 @pytest.fixture

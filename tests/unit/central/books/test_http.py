@@ -11,14 +11,14 @@ import pytest
 import uvicorn
 from prometheus_client.parser import text_string_to_metric_families
 
-from pww.central.http import MAX_BODY_BYTES, coordinator_app
+from pww.central.http import MAX_BODY_BYTES, CoordinatorApp
 from pww.clock import SystemClock
 from pww.wire import Acquired, Instruction, Refusal, Register, Registered
 
 
 @pytest.fixture
 def client(desk) -> Iterator[httpx.Client]:
-    app = coordinator_app(desk.books)
+    app = CoordinatorApp(desk.books)
     config = uvicorn.Config(
         app, host="127.0.0.1", port=0, log_config=None, lifespan="off",
         ws="none",
