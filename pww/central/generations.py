@@ -1,9 +1,11 @@
 """Generations: immutable folders of theta and momentum, one for each round, complete or absent.
 
     generations/round-000003/
-        theta.safetensors      fp32, what sites download
+        theta.safetensors      fp32, what sites download on joining
         momentum.safetensors   fp32, the outer optimiser's state; never leaves the central
-        generation.json        round, state hash, what both files are known by
+        residual.safetensors   fp32, what encoding updates has lost so far (with a down codec)
+        update.payload         what theta of the round before was updated by (with a down codec)
+        generation.json        round, state hash, what the files are known by
 
 The ledger's pointer says which one is current; a newer one is what a crash left between writing and
 the pointer's flip, and is collected. What survives a crash: the one that the pointer names, and the
@@ -19,14 +21,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from pww.central.draft import SMALL_BYTES, Draft
+from pww.central.draft import MOMENTUM, RESIDUAL, SMALL_BYTES, THETA, UPDATE, Draft
+from pww.codec import Codec
 from pww.errors import PayloadError, StateError
 from pww.folder import sync_folder, write_durably
 from pww.transport.fingerprint import fingerprint
-from pww.transport.payload import verify
 from pww.transport.tensorfile import TensorReader
-from pww.wire import Count, Digest, Message, PayloadInfo
+from pww.wire import Count, Digest, DigestOrNone, Message, PayloadInfo
 
+Check = Callable[[Path], str]
+"""What a file is known by."""
 _NAME = re.compile(r"round-(\d{6,18})\Z")
 
 
@@ -37,6 +41,8 @@ class GenerationInfo(Message):
     state_hash: Digest
     theta: PayloadInfo
     momentum_fingerprint: Digest
+    residual_fingerprint: DigestOrNone = ""  # "" without a down codec, and of theta(0)
+    update: PayloadInfo | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +60,22 @@ class Generation:
     @property
     def theta(self) -> Path:
         """The parameters."""
-        return self.path / "theta.safetensors"
+        return self.path / THETA
 
     @property
     def momentum(self) -> Path:
         """The outer optimiser's buffer."""
-        return self.path / "momentum.safetensors"
+        return self.path / MOMENTUM
+
+    @property
+    def residual(self) -> Path | None:
+        """What sites have not been told yet of the updates; None if there is none."""
+        return self.path / RESIDUAL if self.info.residual_fingerprint else None
+
+    @property
+    def update(self) -> Path:
+        """The payload that made theta from that of the round before, if `info.update` is one."""
+        return self.path / UPDATE
 
 
 class Sound(Protocol):
@@ -104,7 +120,9 @@ class Generations:
             ) from why
 
     @contextmanager
-    def draft(self, round_: int, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[Draft]:
+    def draft(
+        self, round_: int, shapes: Mapping[str, tuple[int, ...]], *, down: Codec | None = None
+    ) -> Iterator[Draft]:
         """Writes the generation of `round_` in the block; it is complete and durable after it.
 
         One of that name that a crash left is replaced: it is not current, or its round were closed.
@@ -118,16 +136,17 @@ class Generations:
             self._remove(left)
         try:
             part.mkdir()
-            draft = Draft(part, shapes)
+            draft = Draft(part, shapes, down=down)
             try:
                 yield draft
-                theta, momentum = draft.finish()
+                made = draft.finish()
             except BaseException:
                 draft.abort()
                 raise
             info = GenerationInfo(
-                round=round_, state_hash=theta.sha256, theta=theta, momentum_fingerprint=momentum
-            )
+                round=round_, state_hash=made.theta.sha256, theta=made.theta, update=made.update,
+                momentum_fingerprint=made.momentum, residual_fingerprint=made.residual,
+            )  # fmt: skip
             write_durably(part / "generation.json", info.model_dump_json(indent=1).encode())
             part.rename(final)
             sync_folder(self._folder)
@@ -138,24 +157,30 @@ class Generations:
     def verify(self, generation: Generation) -> Sound:
         """Compares a generation's files with what was written, bit for bit.
 
-        A small one's at once, a large one's beside, from the first question on: theta and momentum
-        in a thread each, so that a central serves while gigabytes are read. The answer is called to
-        know, with `wait` for certain.
+        A small one's at once, a large one's beside, from the first question on: a thread for theta
+        and one for the rest, so that a central serves while gigabytes are read. The answer is
+        called to know, with `wait` for certain. The update is not looked at: whoever downloads it
+        knows its digest.
 
         Raises:
             StateError: at once or when called, if a file is another or damaged.
         """
         info = generation.info
-        checks = ((generation.theta, _same_sha256), (generation.momentum, _same_fingerprint))
+        checks: list[tuple[Path, str, Check]] = [
+            (generation.theta, info.theta.sha256, _sha256),
+            (generation.momentum, info.momentum_fingerprint, fingerprint),
+        ]
+        if generation.residual is not None:
+            checks.append((generation.residual, info.residual_fingerprint, fingerprint))
         if info.theta.size_bytes <= SMALL_BYTES:
-            _require(generation, [_damage(path, check, info) for path, check in checks])
+            _require(generation, [_damage(*each) for each in checks])
             return sound
         jobs: list[Future[str]] = []
 
         def ask(*, wait: bool) -> None:
             if not jobs:  # the first to ask is a central that serves already
                 pool = ThreadPoolExecutor(2, thread_name_prefix="verify")
-                jobs.extend(pool.submit(_damage, path, check, info) for path, check in checks)
+                jobs.extend(pool.submit(_damage, *each) for each in checks)
                 pool.shutdown(wait=False)
             if wait or all(job.done() for job in jobs):
                 _require(generation, [job.result() for job in jobs])
@@ -211,20 +236,14 @@ def _require(generation: Generation, faults: Sequence[str]) -> None:
         )
 
 
-def _damage(path: Path, check: Callable[[Path, GenerationInfo], str], info: GenerationInfo) -> str:
+def _damage(path: Path, known: str, check: Check) -> str:
     try:
-        return check(path, info)
+        seen = check(path)
     except (OSError, PayloadError) as why:
         return str(why)
+    return "" if seen == known else f"{path} has fingerprint {seen}, written was {known}"
 
 
-def _same_sha256(theta: Path, info: GenerationInfo) -> str:
+def _sha256(theta: Path) -> str:
     with TensorReader(theta) as reader:
-        verify(reader, info.theta, what=str(theta))
-    return ""
-
-
-def _same_fingerprint(momentum: Path, info: GenerationInfo) -> str:
-    seen = fingerprint(momentum)
-    known = info.momentum_fingerprint
-    return "" if seen == known else f"{momentum} has fingerprint {seen}, written was {known}"
+        return reader.sha256()

@@ -9,14 +9,16 @@ with codecs that only decode whole tensors, two or three of the largest.
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import torch
 
+from pww.central.downcast import Downcast
 from pww.central.draft import Draft
 from pww.central.generations import Generation, Generations
 from pww.central.screening import Opened, Pieces, Screened, inspect, one_thread, square_sum
-from pww.codec import is_finite
+from pww.codec import Codec, is_finite
 from pww.config import schema
 from pww.errors import NotFiniteError, PayloadError
 from pww.outer import accumulate, add_weighted_, get_optimizer, norm_clips, weights
@@ -83,18 +85,20 @@ def merge_finite(
     number: int,
     generations: Generations,
     diloco: schema.Diloco,
+    down: Codec | None = None,
 ) -> tuple[MergeResult | None, Screened]:
     """Generation `number` from `base`, of all that can be merged; and who was left out in the end.
 
-    None, and no generation, if nobody is left: the round is void.
+    None, and no generation, if nobody is left: the round is void. With a `down` codec theta is what
+    sites will have that apply the encoded update.
 
     Raises:
         OSError: it could not be written.
     """
     while screened.usable:
         try:
-            with generations.draft(number, shapes_of(base)) as draft:
-                result = merge(base, screened.usable, diloco=diloco, out=draft)
+            with generations.draft(number, shapes_of(base), down=down) as draft:
+                result = merge(base, screened.usable, diloco=diloco, out=draft, down=down)
         except Unmergeable as fault:
             screened = screened.without(fault.delta, str(fault))
         else:
@@ -103,7 +107,12 @@ def merge_finite(
 
 
 def merge(
-    base: Generation, usable: Sequence[Opened], *, diloco: schema.Diloco, out: Draft
+    base: Generation,
+    usable: Sequence[Opened],
+    *,
+    diloco: schema.Diloco,
+    out: Draft,
+    down: Codec | None = None,
 ) -> MergeResult:
     """Writes the outer step from `base` under the weighted mean of `usable` to `out`.
 
@@ -127,20 +136,36 @@ def merge(
     optimizer = get_optimizer(diloco.outer, contributors=len({d.replica for d in staged}))
     deltas = _Deltas(usable, share)
     total = 0.0
-    with one_thread(), TensorReader(base.theta) as thetas, TensorReader(base.momentum) as momenta:
+    with ExitStack() as stack:
+        stack.enter_context(one_thread())
+        thetas = stack.enter_context(TensorReader(base.theta))
+        momenta = stack.enter_context(TensorReader(base.momentum))
+        downcast = None
+        if down is not None:
+            path = base.residual
+            past = None if path is None else stack.enter_context(TensorReader(path))
+            downcast = Downcast(down, past, piece=PIECE)
         for name in thetas.names:
             start = 0
             for mean in deltas.means(name):
                 size = mean.numel()
                 buffers = out.buffers()
-                theta, momentum = (buffer[:size] for buffer in buffers)
+                theta, momentum, *residual = (buffer[:size] for buffer in buffers)
                 thetas.read(name, theta, start=start)
                 momenta.read(name, momentum, start=start)
                 total += square_sum(mean)
+                if downcast is not None:
+                    downcast.remember(theta)
                 optimizer.step(theta, momentum, mean, partial=partial)
                 if not (is_finite(theta) and is_finite(momentum)):
                     raise _blame(name, usable)
-                out.put(name, buffers, size)
+                update = None
+                if downcast is not None:
+                    try:
+                        update = downcast.update(name, theta, residual[0], start=start)
+                    except NotFiniteError:
+                        raise _blame(name, usable) from None
+                out.put(name, buffers, size, update=update)
                 start += size
     deltas.verify()
     travelled = math.fsum(p * norm for p, norm in zip(share, norms, strict=True))

@@ -39,7 +39,7 @@ def write_payload(
     """
     own = {name: tuple(int(n) for n in shape) for name, shape in shapes.items()}
     metadata = {"codec": codec.name, "shapes": json.dumps(own, separators=(",", ":"))}
-    with TensorWriter(path, _layout(own, codec), metadata) as writer:
+    with TensorWriter(path, payload_layout(own, codec), metadata) as writer:
         for name, tensor in tensors:
             if tuple(tensor.shape) != own.get(name):
                 raise PayloadError(
@@ -167,7 +167,7 @@ class PayloadReader:
             shapes = {str(name): _shape(row) for name, row in rows.items()}
         except (ValueError, TypeError, AttributeError, RecursionError) as why:
             raise PayloadError(f"payload: its table of shapes cannot be read ({why})") from why
-        expected = _layout(shapes, self._codec)
+        expected = payload_layout(shapes, self._codec)
         here = {n: (self._reader.dtype(n), self._reader.shape(n)) for n in self._reader.names}
         if expected != here:
             odd = sorted(name for name in expected.keys() | here.keys()
@@ -180,7 +180,8 @@ def _wrong_size(what: str, size_bytes: int, info: PayloadInfo) -> str:
     return f"{what} has {size_bytes} bytes, announced were {info.size_bytes}: send it again"
 
 
-def _layout(shapes: Mapping[str, tuple[int, ...]], codec: Codec) -> Layout:
+def payload_layout(shapes: Mapping[str, tuple[int, ...]], codec: Codec) -> Layout:
+    """The parts of all tensors of a payload, in the order in which they are written."""
     return {
         f"{name}/{part}": row
         for name, shape in shapes.items()
