@@ -13,17 +13,20 @@ from pathlib import Path
 from threading import RLock
 from typing import Literal, assert_never
 
+from pww.central.beside import choose
 from pww.central.coordinator import Coordinator, Staged
 from pww.central.final import publish_final
-from pww.central.generations import Generation, Generations, Sound, name_of, sound
+from pww.central.generations import name_of
 from pww.central.kept import Kept
-from pww.central.merge import merge_finite, shapes_of
+from pww.central.merge import merge_finite
 from pww.central.payload_store import PayloadStore
+from pww.central.published import Published, Shelf
 from pww.central.round_report import round_report
 from pww.central.rounds_policy import Patience
-from pww.central.screening import Checked, Excluded, Shapes, StagedPayload, inspect, screen
-from pww.central.theta0 import write_theta0
+from pww.central.screening import Checked, Excluded, StagedPayload, inspect, screen
+from pww.central.theta0 import require_ours, write_theta0
 from pww.clock import Clock
+from pww.codec import Codec
 from pww.config import schema
 from pww.errors import LeaseError, PayloadError, Refused, StateError
 from pww.wire import Invitation, Offer, RoundReport, Seed, Verdict
@@ -43,8 +46,21 @@ class Aggregator:
         diloco: schema.Diloco,
         clock: Clock,
         keep_deltas: bool = False,
+        down: Codec | None = None,
+        shelf: Shelf | None = None,
+        inline_bytes: int = 0,
     ) -> None:
         """Goes on where the ledger stands.
+
+        Args:
+            coordinator: the books.
+            folder: the central's state folder.
+            diloco: how a round merges.
+            clock: time.
+            keep_deltas: merged payloads stay on disk, for a replay.
+            down: encodes what sites update theta by; None: they download theta whole.
+            shelf: where files are downloaded that are not beside a message.
+            inline_bytes: the largest file that is, if it need not be.
 
         Raises:
             StateError: the generation that the ledger names is gone or damaged. The bytes of a
@@ -52,12 +68,10 @@ class Aggregator:
         """
         self.books, self.clock, self._diloco = coordinator, clock, diloco
         self._lock = RLock()
-        self._generations = Generations(folder / "generations")
+        self.published = Published(folder, shelf=shelf)
+        self._down, self._shelved, self._inline_bytes = down, shelf is not None, inline_bytes
         self._store = PayloadStore(folder / "deltas")
         self._kept = Kept(folder) if keep_deltas else None
-        self._current: Generation | None = None
-        self._sound: Sound = sound
-        self._shapes: Shapes = {}
         self._checked: dict[str, Checked] = {}  # staged deltas that this process inspected
         self._rejected: list[str] = []  # since the last merge
         self._patience = Patience(clock.monotonic(), quorum=diloco.quorum, grace=diloco.grace)
@@ -68,18 +82,17 @@ class Aggregator:
     @property
     def needs_seed(self) -> bool:
         """Whether theta(0) is still wanted."""
-        return self._current is None
+        return not self.published.is_there
 
     @property
     def theta_path(self) -> Path:
         """The current theta_outer, plain fp32 safetensors; StateError before theta(0) has come."""
-        return self._generation().theta
+        return self.published.current.theta
 
     def needed(self) -> tuple[Path, ...]:
         """Files and folders without which no round can go on."""
         with self._lock:
-            current = () if self._current is None else (self._current.theta, self._current.momentum)
-            return (self._store.folder, *current)
+            return (self._store.folder, *self.published.needed())
 
     def publish_final(self, run: Path) -> Path:
         """See `publish_final`: the run is over and its theta is this one.
@@ -88,7 +101,7 @@ class Aggregator:
             StateError: theta(0) has not come yet, or the disk refused.
         """
         with self._lock:
-            return publish_final(self._generation(), run)
+            return publish_final(self.published.current, run)
 
     def accept_seed(self, seed: Seed, payload: Path) -> None:
         """Publishes theta(0) as round 0, with momentum 0; every later seed is ignored.
@@ -101,60 +114,63 @@ class Aggregator:
         with self._lock:
             if not self.needs_seed:
                 return
-            if seed.run != self.books.run:
-                raise Refused(
-                    f"theta(0) is for run {seed.run}, this central serves run {self.books.run}: "
-                    "start the site anew, or point central.url at the right central",
-                    code="wrong_run",
-                )
-            if self.books.model and seed.model != self.books.model:
-                raise Refused(
-                    f"theta(0) is of model {seed.model}, this run trains model {self.books.model}: "
-                    "start the site with the model settings of the run, or a new run",
-                    code="wrong_model",
-                )
+            require_ours(seed, run=self.books.run, model=self.books.model)
             try:
                 generation = write_theta0(
-                    self._generations, payload, info=seed.payload, model=seed.model
+                    self.published.generations, payload, info=seed.payload, model=seed.model
                 )
                 if self._kept is not None:
                     self._kept.keep_theta0(generation.theta)
             except OSError as why:
                 raise _disk("theta(0)", why) from why
             self.books.seed(generation=generation.name, state_hash=generation.info.state_hash)
-            self._publish(generation)
+            self.published.publish(generation)
+            self._patience.published(self.clock.monotonic())
 
     def invitation(
-        self, replica: str, kind: Literal["seed", "phase"]
+        self, replica: str, kind: Literal["seed", "phase"], *, holds: int = -1
     ) -> tuple[Invitation, Path | None]:
         """The standing request for one replica, and the file beside it.
+
+        `holds`: the round whose theta this process of the replica has, -1 if that is not known.
 
         Raises:
             StateError: a phase is asked for before theta(0) has come.
         """
         with self._lock:
-            verdicts = self.books.verdicts(replica)
+            books = self.books
+            blank = Invitation(
+                kind=kind, run=books.run, round=books.round, state_hash="", payload=None,
+                committed_windows=books.committed_windows, report=None,
+                verdicts=books.verdicts(replica),
+            )  # fmt: skip
             match kind:
                 case "seed":
-                    theta, state_hash, report, path = None, "", None, None
+                    return blank, None
                 case "phase":
-                    generation = self._generation()
-                    theta, state_hash = generation.info.theta, generation.info.state_hash
-                    report, path = self.books.report(), generation.theta
+                    current = self.published.current
+                    beside, path = choose(
+                        self.published, holds=holds, inline_bytes=self._inline_bytes,
+                        downloads=self._shelved,
+                    )  # fmt: skip
+                    told = {
+                        "state_hash": current.info.state_hash, "payload": current.info.theta,
+                        "updates": self.published.updates, "beside": beside,
+                        "report": books.report(),
+                    }  # fmt: skip
+                    return blank.model_copy(update=told), path
                 case _:
                     assert_never(kind)
-            return Invitation(
-                kind=kind, run=self.books.run, round=self.books.round, state_hash=state_hash,
-                committed_windows=self.books.committed_windows, payload=theta,
-                verdicts=verdicts, report=report,
-            ), path  # fmt: skip
 
     # ------------------------------------------------------------------------------ deltas
 
-    def accept(self, offer: Offer, payload: Path | None) -> Verdict | None:
+    def accept(
+        self, offer: Offer, payload: Path | None, *, verified: bool = False
+    ) -> Verdict | None:
         """Stages a delta durably and returns its verdict if there is one; the same id counts once.
 
-        `payload` is copied and stays the caller's.
+        `payload` is copied, or linked if it is durable and `verified` already to be what the offer
+        says; it stays the caller's.
 
         Raises:
             PayloadError: other bytes than announced came; sending them again may help.
@@ -177,7 +193,7 @@ class Aggregator:
                 if payload is None:
                     raise PayloadError(f"delta {offer.delta} came without payload: send it again")
                 try:
-                    self._store.put(offer.delta, payload, offer.payload)
+                    self._store.put(offer.delta, payload, offer.payload, verified=verified)
                 except OSError as why:
                     raise _disk(f"the payload of delta {offer.delta}", why) from why
             return self._book(offer, new=not booked)
@@ -208,7 +224,7 @@ class Aggregator:
         """Why the stored payload of `offer` can never be merged, "" if it can."""
         try:
             self._checked[offer.delta] = inspect(
-                self._store.path(offer.delta), offer.payload, self._shapes, hashed=False
+                self._store.path(offer.delta), offer.payload, self.published.shapes, hashed=False
             )  # its digest was checked while it was copied in
         except PayloadError as fault:
             return str(fault)
@@ -223,7 +239,7 @@ class Aggregator:
             StateError: the disk refused; the round before stays current and the deltas staged.
         """
         with self._lock:
-            self._sound(wait=False)
+            self.published.check()
             staged = self.books.staged()
             if not staged:
                 self._patience.forget()
@@ -241,14 +257,14 @@ class Aggregator:
     def _close(self, staged: Sequence[Staged]) -> RoundReport | None:
         """Merges the deltas that were staged when the round closed."""
         start_s = self.clock.monotonic()
-        base, number = self._generation(), self.books.round + 1
+        base, number = self.published.current, self.books.round + 1
         offers = {one.offer.delta: one.offer for one in staged}
         payloads = [self._payload_of(one) for one in staged]
-        with screen(payloads, self._shapes, known=self._checked) as screened:
+        with screen(payloads, self.published.shapes, known=self._checked) as screened:
             try:
                 result, screened = merge_finite(
-                    base, screened, number=number, generations=self._generations,
-                    diloco=self._diloco,
+                    base, screened, number=number, generations=self.published.generations,
+                    diloco=self._diloco, down=self._down,
                 )  # fmt: skip
             except OSError as why:
                 if why.errno in PASSING:
@@ -260,7 +276,7 @@ class Aggregator:
             log.warning("round %d is void: no delta of it could be merged", number)
             self._drop(offers)
             return None
-        generation = self._generations.open(name_of(number))
+        generation = self.published.generations.open(name_of(number))
         self._keep(number, payloads, result.merged, generation.info.state_hash)
         report = round_report(
             result, [offers[delta] for delta in result.merged],
@@ -277,10 +293,10 @@ class Aggregator:
             log.warning("round %d is merged anew, without what is void by now: %s", number, why)
             self._drop(offers.keys() - {one.offer.delta for one in self.books.staged()})
             return None
-        self._publish(generation)
+        self.published.publish(generation, base=base)
+        self._patience.published(self.clock.monotonic())
         self._rejected = []
         self._drop(offers)
-        self._generations.collect(keep={generation.name, base.name})
         return report
 
     def _keep(
@@ -289,7 +305,13 @@ class Aggregator:
         deltas = [each for delta in merged for each in payloads if each.delta == delta]
         try:
             if self._kept is not None:
-                self._kept.keep_round(number, deltas, diloco=self._diloco, state_hash=hash_)
+                self._kept.keep_round(
+                    number,
+                    deltas,
+                    diloco=self._diloco,
+                    state_hash=hash_,
+                    down=self._down,
+                )
         except OSError as why:
             raise _disk(f"round {number}", why) from why
 
@@ -310,28 +332,13 @@ class Aggregator:
 
     def _recover(self) -> None:
         """Goes on where the ledger stands: finds what it names, sweeps what it does not."""
-        if not (name := self.books.generation):
-            self._generations.refuse_orphans()
-            self._generations.collect(keep=())
-        else:
-            self._generations.collect(keep={name, name_of(max(self.books.round - 1, 0))})
-            generation = self._generations.open(name)
-            self._sound = self._generations.verify(generation)
-            self._publish(generation)
+        self.published.recover(self.books.generation, round_=self.books.round)
+        if self.published.is_there:
+            self._patience.published(self.clock.monotonic())
         for offer in [staged.offer for staged in self.books.staged()]:
             if not self._store.has(offer.delta, offer.payload):
                 self._exclude([Excluded(offer.delta, offer.replica, "payload lost at the central")])
         self._store.sweep(keep={staged.offer.delta for staged in self.books.staged()})
-
-    def _publish(self, generation: Generation) -> None:
-        self._current, self._shapes = generation, shapes_of(generation)
-        self._patience.published(self.clock.monotonic())
-
-    def _generation(self) -> Generation:
-        if self._current is None:
-            raise StateError("theta(0) has not come yet: start a site, the first one seeds the run")
-        self._sound(wait=True)
-        return self._current
 
     def _note(self, replica: str, reason: str) -> None:
         log.warning("a delta of %s was rejected: %s", replica, reason)

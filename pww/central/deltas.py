@@ -280,8 +280,10 @@ class Deltas:
 
 
 def _same(a: Offer, b: Offer) -> bool:
-    """Equal but for the incarnation: a requeued process presents its predecessor's outbox."""
-    return a.model_copy(update={"incarnation": b.incarnation}) == b
+    """Equal but for the incarnation and the way it came: a requeued process presents its
+    predecessor's outbox.
+    """
+    return a.model_copy(update={"incarnation": b.incarnation, "carried": b.carried}) == b
 
 
 def _verdict(row: Sequence[Value]) -> Verdict:

@@ -16,6 +16,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from pww.central.screening import StagedPayload
+from pww.codec import Codec
 from pww.config import schema
 from pww.errors import StateError
 from pww.folder import sync_folder, write_durably
@@ -41,6 +42,7 @@ class KeptRound(Message):
     round: Count
     state_hash: Digest
     diloco: schema.Diloco
+    down: str = ""  # the down codec's name, "" for none
     deltas: tuple[KeptDelta, ...]
 
 
@@ -73,6 +75,7 @@ class Kept:
         *,
         diloco: schema.Diloco,
         state_hash: str,
+        down: Codec | None = None,
     ) -> None:
         """What round `number` merged is durable here when this returns.
 
@@ -90,7 +93,10 @@ class Kept:
             )
             for d in deltas
         )  # fmt: skip
-        record = KeptRound(round=number, state_hash=state_hash, diloco=diloco, deltas=rows)
+        record = KeptRound(
+            round=number, state_hash=state_hash, diloco=diloco, deltas=rows,
+            down="" if down is None else down.name,
+        )  # fmt: skip
         try:
             part.mkdir(parents=True)
             for delta in deltas:

@@ -22,6 +22,7 @@ from pww.central.kept import FOLDER, Kept, KeptRound
 from pww.central.merge import merge_finite, shapes_of
 from pww.central.screening import StagedPayload, one_thread, screen, square_sum
 from pww.central.theta0 import write_theta0
+from pww.codec import codec_named
 from pww.errors import StateError
 from pww.transport.fingerprint import PIECE
 from pww.transport.payload import EXACT
@@ -172,8 +173,9 @@ def _round(
     """One merge; rounds that are void here leave gaps, so that numbers stay the run's."""
     with screen(deltas, shapes_of(base), known={}) as screened:
         result, screened = merge_finite(
-            base, screened, generations=work, diloco=record.diloco, number=record.round
-        )
+            base, screened, generations=work, diloco=record.diloco, number=record.round,
+            down=codec_named(record.down) if record.down else None,
+        )  # fmt: skip
     if screened.excluded or result is None:
         one = screened.excluded[0]
         raise StateError(

@@ -6,10 +6,10 @@ import torch
 
 from pww.central.generations import Generation, Generations, name_of
 from pww.codec import require_finite
-from pww.errors import PayloadError
+from pww.errors import PayloadError, Refused
 from pww.transport.payload import EXACT, verify
 from pww.transport.tensorfile import TensorReader, tensors
-from pww.wire import Digest, PayloadInfo, model_digest
+from pww.wire import Digest, PayloadInfo, Seed, model_digest
 
 
 def write_theta0(
@@ -41,3 +41,23 @@ def write_theta0(
                     raise PayloadError(f"theta(0): tensor {name}: {fault}") from fault
                 draft.add(name, theta=theta, momentum=torch.zeros_like(theta))
     return generations.open(name_of(0))
+
+
+def require_ours(seed: Seed, *, run: str, model: str) -> None:
+    """Lets a seed pass that is for `run` and of `model` ("" if the run has none yet).
+
+    Raises:
+        Refused: it is not.
+    """
+    if seed.run != run:
+        raise Refused(
+            f"theta(0) is for run {seed.run}, this central serves run {run}: start the site anew, "
+            "or point central.url at the right central",
+            code="wrong_run",
+        )
+    if model and seed.model != model:
+        raise Refused(
+            f"theta(0) is of model {seed.model}, this run trains model {model}: start the site "
+            "with the model settings of the run, or a new run",
+            code="wrong_model",
+        )

@@ -30,11 +30,20 @@ REPLY: TypeAdapter[Offer | Seed] = TypeAdapter(Annotated[Offer | Seed, Field(dis
 
 
 def payload_of(message: Invitation | Offer | Seed) -> PayloadInfo | None:
-    """What must lie beside a message; None for nothing (an offer that is not finite)."""
+    """What must lie beside a message; None for nothing.
+
+    Nothing is beside an offer that is not finite, or what another carrier brings.
+    """
     match message:
         case Offer():
-            return message.payload if message.finite else None
-        case Invitation() | Seed():
+            return message.payload if message.finite and not message.carried else None
+        case Seed():
+            return None if message.carried else message.payload
+        case Invitation(beside="update"):
+            return message.updates[-1].payload if message.updates else None
+        case Invitation(beside="nothing"):
+            return None
+        case Invitation():
             return message.payload
 
 

@@ -12,18 +12,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pww.clock import Clock
-from pww.errors import PayloadError, PwwError, Refused, Stopped
+from pww.errors import PayloadError, Refused, Stopped
 from pww.federation.fleet import FleetSite, Instruction
 from pww.federation.fleet_client import NotAdmitted
-from pww.federation.records import INVITATION, describe, pack, pack_payload, unpack
-from pww.folder import write_durably
+from pww.federation.records import INVITATION, MB, describe, pack, pack_payload, unpack
+from pww.replica.thetas import Thetas
+from pww.transport.carrier import Carrier
 from pww.transport.exchange import Theta
-from pww.transport.tensorfile import state_hash
-from pww.wire import Invitation, Offer, Seed, Verdict
+from pww.wire import Offer, PayloadInfo, Seed, Verdict
 
 log = logging.getLogger(__name__)
-KEEP = 2
-"""Theta files that stay: the one being trained from, and the next."""
 REMEMBERED = 32
 SPEAK_FIRST_S, SPEAK_MAX_S = 10.0, 120.0
 READMIT_S = 5.0
@@ -46,6 +44,8 @@ class FederatedExchange:
         seed: Path,
         folder: Path,
         limit_mb: int,
+        inline_mb: int,
+        carrier: Carrier | None,
         poll_s: float,
         clock: Clock,
         stop: threading.Event,
@@ -62,7 +62,9 @@ class FederatedExchange:
             model: `wire.model_digest` of the parameters.
             seed: theta(0) as an fp32 tensor file, in case this replica is asked for it.
             folder: where theta files are put; older ones of ours are deleted.
-            limit_mb: largest payload that may travel.
+            limit_mb: largest payload that may travel inside a message.
+            inline_mb: largest one that does, where there is a carrier.
+            carrier: brings and fetches everything that is larger; None: nothing is.
             poll_s: how often to ask for an instruction.
             clock: time.
             stop: ends every wait.
@@ -71,12 +73,13 @@ class FederatedExchange:
         """
         self._fleet, self._clock, self._stop = fleet, clock, stop
         self._run, self._replica, self._incarnation, self._model = run, replica, incarnation, model
-        self._seed, self._folder, self._check = seed, folder, check
-        self._limit_mb, self._poll_s, self._reregister = limit_mb, poll_s, reregister
+        self._seed, self._check = seed, check
+        self._limit_mb, self._inline_mb, self._carrier = limit_mb, inline_mb, carrier
+        self._poll_s, self._reregister = poll_s, reregister
+        self._thetas = Thetas(folder, fetch=None if carrier is None else carrier.get)
         self._held: Instruction | None = None
         self._theta: Theta | None = None  # of the invitation in hand
         self._verdicts: dict[str, Verdict] = {}
-        folder.mkdir(parents=True, exist_ok=True)
 
     def pull(self, newest: int = 0) -> Theta:
         """The newest published theta_outer, of round `newest` or later; seeds theta(0) if asked to.
@@ -111,14 +114,18 @@ class FederatedExchange:
             Stopped: the stop was asked for while waiting.
             Refused: as `pull`.
         """
+        carried = offer.finite and self._is_carried(offer.payload)
+        offer = offer.model_copy(update={"carried": carried})
         arrays = None
-        if offer.finite:
+        if offer.finite and not carried:
             arrays = pack_payload(payload, offer.payload, limit_mb=self._limit_mb)
         what = f"the verdict of the delta from round {offer.base_round}"
         while offer.delta not in self._verdicts:
             if self._held is None:
                 self._await(what)
                 continue  # its verdict may have come with the invitation
+            if carried:
+                self._carry(payload, offer.payload)
             if not self._reply(self._held, offer, arrays):
                 log.info(
                     "the central does not take this answer any more; the delta is offered again"
@@ -183,7 +190,7 @@ class FederatedExchange:
             while len(self._verdicts) > REMEMBERED:
                 del self._verdicts[next(iter(self._verdicts))]
             if invitation.kind == "phase":
-                self._theta = self._write(invitation, data)
+                self._theta = self._thetas.receive(invitation, data)
                 self._held = instruction
                 return
         except PayloadError as fault:
@@ -206,37 +213,22 @@ class FederatedExchange:
     def _answer_seed(self, to: Instruction) -> None:
         """Sends theta(0)."""
         info = describe(self._seed, codec="fp32")
+        carried = self._is_carried(info)
         seed = Seed(
-            run=self._run,
-            replica=self._replica,
-            incarnation=self._incarnation,
-            model=self._model,
-            payload=info,
-        )
+            run=self._run, replica=self._replica, incarnation=self._incarnation, model=self._model,
+            payload=info, carried=carried,
+        )  # fmt: skip
         log.info("the central asks this replica for theta(0)")
-        self._reply(to, seed, pack_payload(self._seed, info, limit_mb=self._limit_mb))
+        if carried:
+            self._carry(self._seed, info)
+            self._reply(to, seed, None)
+        else:
+            self._reply(to, seed, pack_payload(self._seed, info, limit_mb=self._limit_mb))
 
-    # ------------------------------------------------------------------------------- theta
+    def _is_carried(self, info: PayloadInfo) -> bool:
+        return self._carrier is not None and info.size_bytes > self._inline_mb * MB
 
-    def _write(self, invitation: Invitation, data: bytes | None) -> Theta:
-        """Puts theta on disk and checks that its tensors are those of the central."""
-        if data is None or invitation.payload is None or invitation.payload.codec != "fp32":
-            raise PayloadError(f"theta of round {invitation.round} does not come as fp32")
-        path = self._folder / f"theta-{invitation.round:06d}.safetensors"
-        try:
-            write_durably(path, data)
-        except OSError as fault:
-            raise PwwError(
-                f"cannot write {path}: {fault.strerror}. Free space there and resume this run"
-            ) from fault
-        found = state_hash(path)
-        if found != invitation.state_hash:
-            path.unlink()
-            raise PayloadError(
-                f"theta of round {invitation.round} has state hash {found}, the central's is "
-                f"{invitation.state_hash}: its tensors are not the central's"
-            )
-        for old in sorted(self._folder.glob("theta-*.safetensors"))[:-KEEP]:
-            if old != path:
-                old.unlink(missing_ok=True)
-        return Theta(invitation.round, path, found, invitation.report, invitation.committed_windows)
+    def _carry(self, path: Path, info: PayloadInfo) -> None:
+        """Brings a payload; what the central has already is not sent again."""
+        assert self._carrier is not None
+        self._carrier.put(path, info)

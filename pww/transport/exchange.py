@@ -21,6 +21,7 @@ class Theta:
     state_hash: str
     report: RoundReport | None  # the merge that made it; None for theta(0)
     committed_windows: int  # of the corpus, in this theta
+    received_bytes: int = 0  # that came for it
 
 
 class Exchange(Protocol):

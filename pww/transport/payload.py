@@ -5,7 +5,8 @@ codec and every tensor's own shape. The digest is checked before anything is dec
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 
 from pww.codec import Codec, Layout, codec_named
 from pww.errors import NotFiniteError, PayloadError
+from pww.transport.fingerprint import PIECE
 from pww.transport.tensorfile import TensorReader, TensorWriter
 from pww.wire import PayloadInfo
 
@@ -145,6 +147,22 @@ class PayloadReader:
     def decode(self, parts: Mapping[str, torch.Tensor], shape: tuple[int, ...]) -> torch.Tensor:
         """The fp32 values of `fill`ed or `whole` parts."""
         return self._codec.decode(parts, shape)
+
+    def pieces(self, name: str) -> Iterator[torch.Tensor]:
+        """A tensor's decoded values, flat, up to `PIECE` at a time, in fresh or reused memory.
+
+        What is not elementwise comes whole.
+        """
+        size = math.prod(self.shapes[name])
+        if not self.elementwise:
+            yield from torch.split(self.tensor(name).reshape(-1), PIECE)
+            return
+        buffers = self.buffers(min(PIECE, size))
+        for start in range(0, max(size, 1), PIECE):  # an empty tensor is one empty piece
+            here = min(PIECE, size - start)
+            parts = {part: buffer[:here] for part, buffer in buffers.items()}
+            self.fill(parts, name, start=start)
+            yield self.decode(parts, (here,))
 
     def close(self) -> None:
         """Lets go of the file."""

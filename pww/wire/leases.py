@@ -20,7 +20,7 @@ from pww.wire.types import (
     Ttl,
 )
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Raised with every incompatible change; a central and a site must agree on it."""
 
 
@@ -89,6 +89,16 @@ class Register(Message):
     versions: Annotated[dict[Label, Label], Field(max_length=32)] = Field(default_factory=dict)
 
 
+class Carriage(Message):
+    """How payloads travel in a run: the central's settings, which hold for every site."""
+
+    codec: Name  # of deltas, by the name that payloads have
+    feedback: bool  # what it loses goes out with the next delta
+    inline_mb: Count  # larger payloads go by the blob store, or by `url`
+    blob_port: Count = 0  # 0: there is none
+    url: Annotated[str, Field(max_length=512)] = ""  # of an object store or shared folder
+
+
 class Registered(Message):
     """Accepted. `leases` are those of its claims that it still holds; everything else was
     released.
@@ -102,6 +112,7 @@ class Registered(Message):
     detect_s: Seconds
     leases: tuple[Lease, ...]
     last_merged: TokenOrNone = ""  # its replica's last merged delta: what a residual must be of
+    carriage: Carriage | None = None  # None: nothing travels
 
 
 class Acquire(Message):

@@ -78,7 +78,16 @@ class Offer(Message):
     partial: bool  # fewer than H steps: steps the outer optimiser with momentum 0
     finite: bool  # False: the site found nan/inf and sends no payload
     payload: PayloadInfo
+    carried: bool = False  # the payload is not beside this message: it went to the blob store
     metrics: PhaseMetrics
+
+
+class Update(Message):
+    """What theta of the round before is updated by: subtracted as decoded, it gives `round`'s."""
+
+    round: Count
+    state_hash: Digest  # of theta(round)
+    payload: PayloadInfo
 
 
 class Seed(Message):
@@ -90,6 +99,7 @@ class Seed(Message):
     incarnation: Token
     model: Digest
     payload: PayloadInfo
+    carried: bool = False  # as in `Offer`
 
 
 class RoundReport(Message):
@@ -119,7 +129,9 @@ class Invitation(Message):
     round: Count
     state_hash: str  # hash of theta(round) over its fp32 bytes; "" when kind is seed
     committed_windows: Count  # of the corpus, in theta(round): where the LR schedule stands
-    payload: PayloadInfo | None  # theta(round) beside this message; None when kind is seed
+    payload: PayloadInfo | None  # theta(round), whole; None when kind is seed
+    updates: Annotated[tuple[Update, ...], Field(max_length=64)] = ()  # the last one makes `round`
+    beside: Literal["theta", "update", "nothing"] = "theta"  # which file lies beside this message
     verdicts: tuple[Verdict, ...]  # this replica's decided deltas, newest last (the last few)
     report: RoundReport | None  # the merge that made `round`
 

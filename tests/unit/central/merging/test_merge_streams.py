@@ -127,14 +127,14 @@ def test_codecs_that_decode_whole_tensors_give_the_same_bits(tmp_path, monkeypat
 def test_a_disk_that_fails_in_a_thread_is_told_and_leaves_nothing(tmp_path, monkeypatch):
     bench = Bench(tmp_path, LARGE)
     bench.add("a/x", values(LARGE, 1))
-    put, calls = Draft._put_momentum, iter(range(100))
+    put, calls = draft_module._File.extend, iter(range(100))
 
-    def full(*args, **kwargs):
-        if next(calls) == 2:
+    def full(file, *args, **kwargs):
+        if file._fingerprint is not None and next(calls) == 2:
             raise OSError(28, "No space left on device")
-        put(*args, **kwargs)
+        put(file, *args, **kwargs)
 
-    monkeypatch.setattr(Draft, "_put_momentum", full)
+    monkeypatch.setattr(draft_module._File, "extend", full)
     with pytest.raises(OSError, match="No space left"):
         bench.merge()
     assert [path.name for path in (tmp_path / "generations").iterdir()] == ["round-000000"]
@@ -142,7 +142,7 @@ def test_a_disk_that_fails_in_a_thread_is_told_and_leaves_nothing(tmp_path, monk
 
 def test_buffers_are_used_again_and_flushing_changes_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(draft_module, "FLUSH_BYTES", 1 << 20)
-    monkeypatch.setattr(draft_module, "PAIRS", 1)
+    monkeypatch.setattr(draft_module, "SETS", 1)
     bench = Bench(tmp_path, LARGE)
     a = values(LARGE, 1)
     bench.add("a/x", a)
@@ -151,11 +151,12 @@ def test_buffers_are_used_again_and_flushing_changes_nothing(tmp_path, monkeypat
 
 
 def test_a_buffer_comes_back_only_when_it_was_written(tmp_path, monkeypatch):
-    """The writer is held up: whoever computes gets other memory until all pairs are in flight."""
+    """The writer is held up: whoever computes gets other memory until all sets are in flight."""
     go = threading.Event()
-    put = Draft._put_theta
-    monkeypatch.setattr(Draft, "_put_theta", lambda *a, **k: go.wait(60) and put(*a, **k))
-    monkeypatch.setattr(draft_module, "PAIRS", 3)
+    put = draft_module._File.extend
+    held = lambda file, *a, **k: go.wait(60) and put(file, *a, **k)  # noqa: E731
+    monkeypatch.setattr(draft_module._File, "extend", held)
+    monkeypatch.setattr(draft_module, "SETS", 3)
     draft = Draft(tmp_path, {"w": (8 * PIECE,)})
     seen = []
     for _ in range(3):

@@ -1,0 +1,127 @@
+"""What the central publishes: theta as a generation, and the updates that lead to it.
+
+Files that may be downloaded are put on a shelf (the blob store) under their digest while they are
+current, and taken off when they are collected.
+"""
+
+import logging
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Protocol
+
+from pww.central.generations import Generation, Generations, Sound, name_of, sound
+from pww.central.merge import shapes_of
+from pww.central.updates import Updates
+from pww.errors import StateError
+from pww.wire import Digest, PayloadInfo, Update
+
+log = logging.getLogger(__name__)
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+class Shelf(Protocol):
+    """Where files are handed out by their digest."""
+
+    def publish(self, info: PayloadInfo, path: Path) -> None:
+        """An immutable file may be downloaded from now on."""
+
+    def withdraw(self, sha256: Digest) -> None:
+        """It may not any more."""
+
+
+class Published:
+    """Theta of the current round and the chain of updates; `shelf` is None where nobody asks."""
+
+    def __init__(self, state: Path, *, shelf: Shelf | None = None) -> None:
+        self.generations = Generations(state / "generations")
+        self._updates = Updates(state / "updates")
+        self._shelf = shelf
+        self._shelved: dict[Digest, PayloadInfo] = {}
+        self._current: Generation | None = None
+        self._sound: Sound = sound
+        self.shapes: Shapes = {}
+
+    @property
+    def is_there(self) -> bool:
+        """Whether theta(0) has come."""
+        return self._current is not None
+
+    @property
+    def current(self) -> Generation:
+        """The generation of the current round, known to be undamaged.
+
+        Raises:
+            StateError: there is none yet, or it is damaged.
+        """
+        if self._current is None:
+            raise StateError("theta(0) has not come yet: start a site, the first one seeds the run")
+        self._sound(wait=True)
+        return self._current
+
+    @property
+    def updates(self) -> tuple[Update, ...]:
+        """Consecutive updates, oldest first; the last one leads to the current theta."""
+        return self._updates.chain
+
+    def update_path(self, update: Update) -> Path:
+        """An update's payload."""
+        return self._updates.path(update)
+
+    def check(self) -> None:
+        """Raises StateError if the current generation is known by now to be damaged."""
+        self._sound(wait=False)
+
+    def needed(self) -> tuple[Path, ...]:
+        """Files without which no round can go on."""
+        one = self._current
+        if one is None:
+            return ()
+        return (one.theta, one.momentum, *(() if one.residual is None else (one.residual,)))
+
+    def recover(self, name: str, *, round_: int) -> None:
+        """Goes on with the generation that the ledger names ("" for none); sweeps the others.
+
+        Raises:
+            StateError: it is not there, not readable, or damaged (a large one: later).
+        """
+        if not name:
+            self.generations.refuse_orphans()
+            self.generations.collect(keep=())
+            return
+        self.generations.collect(keep={name, name_of(max(round_ - 1, 0))})
+        generation = self.generations.open(name)
+        self._sound = self.generations.verify(generation)
+        self._updates.recover(generation)
+        self._set(generation)
+
+    def publish(self, generation: Generation, *, base: Generation | None = None) -> None:
+        """`generation` is the current one from now on, made from `base`."""
+        if base is not None:
+            try:
+                self._updates.add(base, generation)
+            except OSError as why:
+                log.warning(
+                    "the update of round %d is not kept (%s): sites download theta whole",
+                    generation.info.round, why,
+                )  # fmt: skip
+        self._set(generation)
+        if base is not None:
+            self.generations.collect(keep={generation.name, base.name})
+
+    def _set(self, generation: Generation) -> None:
+        self._current, self.shapes = generation, shapes_of(generation)
+        if self._shelf is None:
+            return
+        chain = {one.payload.sha256: (one.payload, self.update_path(one)) for one in self.updates}
+        files = {generation.info.theta.sha256: (generation.info.theta, generation.theta), **chain}
+        self._withdraw(self._shelved.keys() - files.keys())
+        for digest, (info, path) in files.items():
+            if digest not in self._shelved:
+                self._shelf.publish(info, path)
+                self._shelved[digest] = info
+
+    def _withdraw(self, digests: Collection[Digest]) -> None:
+        assert self._shelf is not None
+        for digest in list(digests):
+            self._shelf.withdraw(digest)
+            del self._shelved[digest]
