@@ -4,14 +4,14 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 from pww.central.aggregator import Aggregator
 from pww.central.coordinator import Coordinator, Member
 from pww.clock import Clock
-from pww.errors import StateError
+from pww.errors import PayloadError, StateError
 from pww.metrics import Metrics
-from pww.wire import Invitation, Offer, RoundReport, Seed, Verdict
+from pww.wire import Invitation, Offer, PayloadInfo, RoundReport, Seed, Verdict
 
 log = logging.getLogger(__name__)
 IDLE_LINE_S = 30.0
@@ -19,6 +19,16 @@ NOTED_BYTES = 8 << 20
 """How much of metrics.jsonl is looked at when a central starts: the rows of `MANY` rounds."""
 MANY = 1000
 """How many rounds back rows are looked for; every delta's base is younger by far."""
+
+
+class Carried(Protocol):
+    """Where payloads are that did not come beside a message: each whole, durable and verified."""
+
+    def take(self, sha256: str) -> Path | None:
+        """One for our own use, until `discard`; None if it is not there."""
+
+    def discard(self, sha256: str) -> None:
+        """It is not needed any more; nothing happens if there is none."""
 
 
 class CentralInbox:
@@ -41,9 +51,11 @@ class CentralInbox:
         linger_s: float = 0.0,
         noted: Sequence[Mapping[str, object]] = (),
         folders: Sequence[Path] = (),
+        carried: Carried | None = None,
     ) -> None:
         self._books, self._merger, self._metrics = coordinator, aggregator, metrics
         self._clock, self._address, self._folders = clock, address, tuple(folders)
+        self._carried = carried
         self._said_s = clock.monotonic()
         self._linger_s, self._alone_s = linger_s, -1.0
         self._evaluated = {_round(row) for row in noted if row.get("split") == "eval"}
@@ -62,22 +74,33 @@ class CentralInbox:
         return self._merger.needs_seed
 
     def invitation(
-        self, replica: str, kind: Literal["seed", "phase"]
+        self, replica: str, kind: Literal["seed", "phase"], *, holds: int = -1
     ) -> tuple[Invitation, Path | None]:
         """The message for one replica, and the payload beside it."""
-        return self._merger.invitation(replica, kind)
+        return self._merger.invitation(replica, kind, holds=holds)
 
-    def accept_seed(self, seed: Seed, payload: Path) -> None:
-        """theta(0); the first one wins."""
-        self._merger.accept_seed(seed, payload)
-        payload.unlink(missing_ok=True)
+    def accept_seed(self, seed: Seed, payload: Path | None) -> None:
+        """theta(0); the first one wins.
+
+        Raises:
+            PayloadError: it was announced as carried and is not there.
+        """
+        path = self._carrying(seed.payload) if payload is None else payload
+        self._merger.accept_seed(seed, path)
+        self._done_with(seed.payload, payload)
         log.info("theta(0) came from %s", seed.replica)
 
     def accept_offer(self, offer: Offer, payload: Path | None) -> Verdict | None:
-        """A delta; its verdict if there is one already."""
-        verdict = self._merger.accept(offer, payload)
-        if payload is not None:
-            payload.unlink(missing_ok=True)  # the aggregator has its own copy, durable
+        """A delta; its verdict if there is one already.
+
+        Raises:
+            PayloadError: its payload was announced as carried and is not there.
+        """
+        path = payload
+        if offer.carried and self._merger.verdict(offer) is None:
+            path = self._carrying(offer.payload)
+        verdict = self._merger.accept(offer, path, verified=offer.carried)
+        self._done_with(offer.payload, payload)  # the aggregator has its own, durable
         told = offer.metrics
         if verdict is not None and verdict.outcome == "rejected":
             return verdict  # it may be of another run, or of a round that never was
@@ -91,6 +114,21 @@ class CentralInbox:
                 held_out_tokens=told.held_out_tokens,
             )  # fmt: skip
         return verdict
+
+    def _carrying(self, info: PayloadInfo) -> Path:
+        """Where a payload is that another carrier brought."""
+        path = None if self._carried is None else self._carried.take(info.sha256)
+        if path is None:
+            raise PayloadError(
+                f"payload {info.sha256} was announced as carried and is not here: send it again"
+            )
+        return path
+
+    def _done_with(self, info: PayloadInfo, payload: Path | None) -> None:
+        if payload is not None:
+            payload.unlink(missing_ok=True)
+        elif self._carried is not None:
+            self._carried.discard(info.sha256)
 
     def tick(self) -> None:
         """Time passes: leases expire, silent members are gone, a due round closes.

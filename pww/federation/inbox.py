@@ -33,15 +33,21 @@ class Inbox(Protocol):
         """Whether theta(0) is still wanted."""
 
     def invitation(
-        self, replica: str, kind: Literal["seed", "phase"]
+        self, replica: str, kind: Literal["seed", "phase"], *, holds: int = -1
     ) -> tuple[Invitation, Path | None]:
-        """The message for one replica, and the payload file beside it. Asked for often."""
+        """The message for one replica, and the payload file beside it. Asked for often.
+
+        `holds`: the newest round whose theta it has for certain, -1 if that is not known.
+        """
 
     def accept_offer(self, offer: Offer, payload: Path | None) -> Verdict | None:
-        """A delta; its verdict if there is one already. The file is gone afterwards."""
+        """A delta; its verdict if there is one already. The file is gone afterwards.
 
-    def accept_seed(self, seed: Seed, payload: Path) -> None:
-        """theta(0); the first one wins. The file is gone afterwards."""
+        Without a file its payload was carried, or it has none.
+        """
+
+    def accept_seed(self, seed: Seed, payload: Path | None) -> None:
+        """theta(0); the first one wins. The file is gone afterwards. None: it was carried."""
 
     def tick(self) -> None:
         """Time passes: leases expire, a due round closes."""

@@ -29,6 +29,7 @@ from pww.wire import Invitation, Offer, Seed, Verdict
 
 log = logging.getLogger(__name__)
 TICK_S = 0.2
+PACKED = 2
 PAUSE_S = 10.0
 """A member whose reply was unusable is not asked again sooner: it would send the same bytes."""
 
@@ -45,6 +46,8 @@ class _Member:
     delivered_round: int = 0  # the round that was current then
     verdict: Verdict | None = None  # given on receipt; told with the next invitation
     not_before_s: float = 0.0
+    invited: int = -1  # round of the theta that its instruction is about
+    holds: int = -1  # newest round whose theta it has for certain; -1: not known
 
 
 class Rounds(Strategy):  # type: ignore[misc]
@@ -73,7 +76,7 @@ class Rounds(Strategy):  # type: ignore[misc]
         self._barred: set[str] = set()  # incarnations whose fault was logged
         self._round = 0  # of the newest invitation
         self._claim, self._claim_until_s = "", 0.0
-        self._packed: tuple[Path, str, ArrayRecord] | None = None
+        self._packed: dict[str, ArrayRecord] = {}  # by digest: the last two files that were sent
         folder.mkdir(parents=True, exist_ok=True)
         for left in folder.glob("*.payload"):
             left.unlink()
@@ -208,7 +211,7 @@ class Rounds(Strategy):  # type: ignore[misc]
 
     def _invite(self, member: _Member, kind: Literal["seed", "phase"]) -> None:
         """Sends the standing instruction, unless the member still waits for a verdict."""
-        invitation, path = self._inbox.invitation(member.who.replica, kind)
+        invitation, path = self._inbox.invitation(member.who.replica, kind, holds=member.holds)
         known = {verdict.delta for verdict in invitation.verdicts}
         told = member.verdict
         if told is not None and told.delta not in known:
@@ -233,6 +236,7 @@ class Rounds(Strategy):  # type: ignore[misc]
         member.activated = now_online[member.node_id].last_activated_at
         messages = self.configure_train(invitation.round, arrays, config, grid)
         member.instruction = grid.push_messages(messages)[0]
+        member.invited = invitation.round if kind == "phase" else -1
         self._round = invitation.round
         if member.instruction:
             member.delivered, member.verdict = "", None
@@ -241,14 +245,18 @@ class Rounds(Strategy):  # type: ignore[misc]
         return self._inbox.invitation(member.who.replica, "phase")[0].round
 
     def _arrays(self, invitation: Invitation, path: Path | None) -> ArrayRecord:
-        """Theta as a record; packed and stored once for all members of a round."""
+        """The file beside an invitation as a record; packed and stored once for all members."""
         info = payload_of(invitation)
         if info is None or path is None:
             return ArrayRecord()
-        if self._packed is None or self._packed[:2] != (path, info.sha256):
-            self._packed = (path, info.sha256, pack_payload(path, info, limit_mb=self._limit_mb))
-        self._link.grid.pin(self._packed[2])
-        return self._packed[2]
+        arrays = self._packed.pop(info.sha256, None)
+        if arrays is None:
+            arrays = pack_payload(path, info, limit_mb=self._limit_mb)
+        self._packed[info.sha256] = arrays
+        while len(self._packed) > PACKED:
+            del self._packed[next(iter(self._packed))]
+        self._link.grid.pin(arrays)
+        return arrays
 
     # -------------------------------------------------------------------------------- replies
 
@@ -276,6 +284,7 @@ class Rounds(Strategy):  # type: ignore[misc]
                 )  # fmt: skip
                 member.not_before_s = self._clock.monotonic() + PAUSE_S
                 return False
+            member.holds = max(member.holds, member.invited)
             self._hand_over(member, reply, data)
         except (PwwError, OSError) as fault:
             log.error("a reply of %s cannot be used: %s", member.who.replica, fault)
@@ -285,15 +294,15 @@ class Rounds(Strategy):  # type: ignore[misc]
 
     def _hand_over(self, member: _Member, reply: Offer | Seed, data: bytes | None) -> None:
         path = self._folder / f"{reply.incarnation}.payload"
+        target = None if data is None else path
         try:
             if data is not None:
                 path.write_bytes(data)
             match reply:
                 case Seed():
                     if self._inbox.needs_seed():
-                        self._inbox.accept_seed(reply, path)
+                        self._inbox.accept_seed(reply, target)
                 case Offer():
-                    target = None if data is None else path
                     member.verdict = self._inbox.accept_offer(reply, target)
                     member.delivered = reply.delta
                     member.delivered_round = self._round_now(member)
