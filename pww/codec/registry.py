@@ -4,10 +4,12 @@ from typing import Literal, assert_never, get_args
 
 from pww.codec.base import Codec
 from pww.codec.bf16 import Bf16
+from pww.codec.blocks import Blocked
 from pww.codec.fp32 import Fp32
+from pww.codec.int8 import Int8Rows
 from pww.errors import PayloadError
 
-Kind = Literal["fp32", "bf16"]
+Kind = Literal["fp32", "bf16", "int8"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
@@ -18,6 +20,8 @@ def get_codec(kind: Kind) -> Codec:
             return Fp32()
         case "bf16":
             return Bf16()
+        case "int8":
+            return Blocked(kind, Int8Rows())
         case _:
             assert_never(kind)
 

@@ -242,7 +242,7 @@ class ExactCodec(Section):
 class LossyCodec(Section):
     """A delta becomes fewer bytes, which hold nearly all of it."""
 
-    kind: Literal["bf16"]
+    kind: Literal["bf16", "int8"]
     feedback: bool  # what encoding loses is kept and goes out with the next delta
 
 

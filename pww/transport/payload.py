@@ -116,53 +116,54 @@ class PayloadReader:
         """The decoded fp32 tensor, in memory of its own.
 
         Raises:
-            PayloadError: there is none of that name.
+            PayloadError: there is none of that name, or its parts are damaged.
         """
         if name not in self.shapes:
             raise PayloadError(f"no tensor {name} in the payload")
-        return self.decode(self.whole(name), self.shapes[name])
-
-    @property
-    def elementwise(self) -> bool:
-        """Whether any run of values can be decoded alone."""
-        return self._codec.elementwise
-
-    def buffers(self, size: int) -> dict[str, torch.Tensor]:
-        """Memory for the parts of `size` values of an elementwise payload."""
-        layout = self._codec.layout((size,))
-        return {part: torch.empty(shape, dtype=dtype) for part, (dtype, shape) in layout.items()}
-
-    def fill(self, parts: Mapping[str, torch.Tensor], name: str, *, start: int) -> None:
-        """Fills parts of an elementwise payload with a tensor's values from `start` on."""
-        for part, values in parts.items():
-            self._reader.read(f"{name}/{part}", values, start=start)
-
-    def whole(self, name: str) -> dict[str, torch.Tensor]:
-        """All parts of a tensor, as they lie in the file."""
-        return {
+        parts = {
             part: self._reader.get(f"{name}/{part}")
             for part in self._codec.layout(self.shapes[name])
         }
+        return self.decode(parts, self.shapes[name])
+
+    @property
+    def granule(self) -> int:
+        """Runs of values that start at a multiple of it can be decoded alone."""
+        return self._codec.granule
+
+    def buffers(self, size: int) -> dict[str, torch.Tensor]:
+        """Memory for the parts of `size` values."""
+        layout = self._codec.layout((size,))
+        return {part: torch.empty(shape, dtype=dtype) for part, (dtype, shape) in layout.items()}
+
+    def fill(
+        self, buffers: Mapping[str, torch.Tensor], name: str, *, start: int, size: int
+    ) -> dict[str, torch.Tensor]:
+        """The parts of `size` values of a tensor from `start` on, read into `buffers`.
+
+        `start` is a multiple of `granule`, and so is `size`, or it goes up to the end.
+        """
+        before, here = self._codec.layout((start,)), self._codec.layout((size,))
+        parts = {part: buffers[part][: math.prod(shape)] for part, (_, shape) in here.items()}
+        for part, values in parts.items():
+            self._reader.read(f"{name}/{part}", values, start=math.prod(before[part][1]))
+        return parts
 
     def decode(self, parts: Mapping[str, torch.Tensor], shape: tuple[int, ...]) -> torch.Tensor:
-        """The fp32 values of `fill`ed or `whole` parts."""
+        """The fp32 values of parts.
+
+        Raises:
+            PayloadError: they hold what the codec never writes.
+        """
         return self._codec.decode(parts, shape)
 
     def pieces(self, name: str) -> Iterator[torch.Tensor]:
-        """A tensor's decoded values, flat, up to `PIECE` at a time, in fresh or reused memory.
-
-        What is not elementwise comes whole.
-        """
+        """A tensor's decoded values, flat, up to `PIECE` at a time; each lasts until the next."""
         size = math.prod(self.shapes[name])
-        if not self.elementwise:
-            yield from torch.split(self.tensor(name).reshape(-1), PIECE)
-            return
         buffers = self.buffers(min(PIECE, size))
         for start in range(0, max(size, 1), PIECE):  # an empty tensor is one empty piece
             here = min(PIECE, size - start)
-            parts = {part: buffer[:here] for part, buffer in buffers.items()}
-            self.fill(parts, name, start=start)
-            yield self.decode(parts, (here,))
+            yield self.decode(self.fill(buffers, name, start=start, size=here), (here,))
 
     def close(self) -> None:
         """Lets go of the file."""
