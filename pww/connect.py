@@ -7,6 +7,7 @@ The only place on the site's side that knows both ends; `replica.loop` sees a `S
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from pww.replica.outbox import Entry
 from pww.replica.port import Claims, CoordinatorPort
 from pww.replica.session import Session
 from pww.transport.exchange import Exchange
+from pww.wire import Carriage
 
 RECORDED = ("pww", "torch", "torchtitan", "tokenizers", "flwr")
 """Packages whose versions a registration carries."""
@@ -31,6 +33,7 @@ class Ends:
     session: Session
     exchange: Exchange
     close: Callable[[tuple[int, ...]], None]
+    carriage: Carriage | None = None  # the central's choice of codecs; None: the configuration's
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +152,10 @@ def _federated(
 
     from pww.federation.fleet import FleetSite
     from pww.federation.signing import Signer
+    from pww.replica.carriers import carrier_of
     from pww.replica.coordinator_client import HttpCoordinator
     from pww.replica.federated import FederatedExchange
+    from pww.replica.opening import Who
     from pww.transport.bundle import Bundle
 
     random = np.random.default_rng()
@@ -173,7 +178,16 @@ def _federated(
     )
     try:
         registered = session.register()
-        _check_size(start, theirs_mb=registered.limit_mb, ours_mb=config.transport.limit_mb)
+        carriage = registered.carriage
+        carrier = None
+        if carriage is not None:
+            carrier = carrier_of(
+                carriage, config, clock=clock,
+                authorize=partial(port.authorize, Who(config.replica_id, session.incarnation)),
+                stop=stop, random=random, tls=None if bundle is None else bundle.tls,
+            )  # fmt: skip
+        if carrier is None:
+            _check_size(start, theirs_mb=registered.limit_mb, ours_mb=config.transport.limit_mb)
     except BaseException:
         session.leave()
         port.close()
@@ -198,6 +212,8 @@ def _federated(
         seed=start.seed,
         folder=run / "theta",
         limit_mb=config.transport.limit_mb,
+        inline_mb=0 if carriage is None else carriage.inline_mb,
+        carrier=carrier,
         poll_s=config.transport.poll_s,
         clock=clock,
         stop=stop,
@@ -210,7 +226,7 @@ def _federated(
         exchange.close()
         port.close()
 
-    return Ends(session, exchange, close)
+    return Ends(session, exchange, close, carriage)
 
 
 def _check_size(start: Start, *, theirs_mb: int, ours_mb: int) -> None:

@@ -85,7 +85,7 @@ def _train(
     engine: "Callable[[Config, Corpus, Ranks], Trainer]",
 ) -> None:
     """Builds one rank's pieces, in the order of the data's way, and runs the loop over them."""
-    from pww.codec import get_codec
+    from pww.codec import codec_named, get_codec
     from pww.connect import Ends, Start, connect
     from pww.data import Corpus, prepare
     from pww.lease.space import BlockSpace
@@ -143,6 +143,11 @@ def _train(
     built: list[Ends] = []
     ranks.share(lambda: built.append(connect(config, run, start, clock=clock, stop=ranks.asked)))
     ends = built[0] if built else None
+    carriage = ranks.local(lambda: built[0].carriage)
+    if carriage is not None:
+        if carriage.codec != codec.name:
+            log.info("deltas travel as %s: the central's codec, not %s", carriage.codec, codec.name)
+        outbox.encode_with(codec_named(carriage.codec), feedback=carriage.feedback)
     metrics = None
     if ends is not None:
         metrics = Metrics(

@@ -29,6 +29,7 @@ from pww.wire import (
     Acquire,
     Acquired,
     Call,
+    Carriage,
     Done,
     Heartbeat,
     Instruction,
@@ -63,6 +64,7 @@ class Coordinator:
         staleness_window: int = 2,
         balanced: bool = False,
         limit_mb: int = 0,
+        carriage: Carriage | None = None,
         new_run: Callable[[], str] = partial(secrets.token_hex, 16),
     ) -> None:
         """Opens the run that `ledger` holds, or starts one in an empty ledger.
@@ -90,6 +92,7 @@ class Coordinator:
             balanced=balanced,
             aggregator_port=aggregator_port,
             limit_mb=limit_mb,
+            carriage=carriage,
         )
         self._announcer.deliver()
 

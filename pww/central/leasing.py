@@ -26,6 +26,7 @@ from pww.wire import (
     Acquire,
     Acquired,
     Call,
+    Carriage,
     Done,
     Exhausted,
     Granted,
@@ -60,10 +61,11 @@ class Leasing:
         balanced: bool,
         aggregator_port: int,
         limit_mb: int,
+        carriage: Carriage | None,
     ) -> None:
         self._state, self._deltas = state, deltas
         self._darl, self._balanced = darl, balanced
-        self._port, self._limit_mb = aggregator_port, limit_mb
+        self._port, self._limit_mb, self._carriage = aggregator_port, limit_mb, carriage
         self._ticked_s = state.clock.monotonic()
         self._floor_s = min(darl.ttl_floor_s, MAX_TTL_S)
         self._roster = Roster(state, announcer, detect_s=darl.detect_s)
@@ -118,6 +120,7 @@ class Leasing:
             detect_s=self._darl.detect_s,
             leases=self._claimed(message),
             last_merged=state.last_merged.get(message.replica, ""),
+            carriage=self._carriage,
         )
 
     def acquire(self, message: Acquire, /) -> Acquired:

@@ -145,6 +145,18 @@ def retries_fit(config: Config) -> Iterator[str]:
         )
 
 
+def url_fits_the_way(config: Config) -> Iterator[str]:
+    """An object store is named where payloads go by one, and nowhere else."""
+    transport = config.transport
+    if transport.kind == "file" and "://" not in transport.url:
+        yield (
+            f"transport.url={transport.url}: transport=file needs where, such as "
+            "s3://BUCKET/PATH or file:///PATH"
+        )
+    if transport.kind != "file" and transport.url != "none":
+        yield f"transport.url={transport.url}: only transport=file uses it; leave it at none"
+
+
 def central_is_guarded(config: Config) -> Iterator[str]:
     """Without credentials a central serves the loopback interface only."""
     central = config.central
@@ -224,6 +236,7 @@ RULES = (
     Rule(("diloco.norm_clip",), norm_clip_fits),
     Rule(("darl.heartbeat_s", "darl.detect_s", "darl.ttl_floor_s"), heartbeats_fit),
     Rule(("transport.retry_first_s", "transport.retry_max_s"), retries_fit),
+    Rule(("transport.kind", "transport.url"), url_fits_the_way),
     Rule(("central.host", "central.security"), central_is_guarded),
     Rule(("central.url", "central.bundle"), url_is_guarded),
     Rule(("data.kind", "data.files", "data.roots"), tokenizer_fits),

@@ -176,12 +176,19 @@ class Darl(Section):
 class Transport(Section):
     """How bytes travel."""
 
-    kind: Literal["inline"]
+    kind: Literal["auto", "inline", "blob", "file"]
     limit_mb: Positive  # largest payload that may travel inside Flower messages
+    url: str  # for `file`: an fsspec URL; "none"
+    down: Literal["whole", "bf16", "fp16", "int8", "int4"]  # codec of the update that sites apply
     timeout_s: Seconds  # of one request
     poll_s: Seconds  # how often a site asks for its next instruction
     retry_first_s: Seconds
     retry_max_s: Seconds
+
+    @property
+    def inline_mb(self) -> int:
+        """Largest payload that travels inside a message where another way is open."""
+        return 0 if self.kind == "blob" else self.limit_mb
 
 
 class BpeTokenizer(Section):

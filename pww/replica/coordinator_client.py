@@ -7,6 +7,7 @@ a 401 opens another one, once.
 """
 
 import threading
+from functools import partial
 from typing import TypeVar
 
 import httpx
@@ -15,10 +16,10 @@ from pydantic import ValidationError
 from pww.clock import Clock
 from pww.config.schema import Transport
 from pww.errors import CentralError, Refused
-from pww.replica.opening import Opening
+from pww.replica.opening import Opening, Sender
 from pww.transport.bundle import Bundle
 from pww.transport.retry import Retry, TryAgain, Uniform
-from pww.transport.site_key import Opened
+from pww.transport.site_key import Open, Opened
 from pww.transport.tls import explain
 from pww.wire import (
     Acquire,
@@ -124,6 +125,20 @@ class HttpCoordinator:
         """Says goodbye; takes a few seconds at most. Raises as `acquire`."""
         return self._call("leave", message, Done, deadline_s=LEAVE_S, timeout_s=LEAVE_S)
 
+    def authorize(self, sender: Sender, refused: str = "", /) -> str:
+        """The Authorization header of `sender` for the central's other ports; "" without a bundle.
+
+        `refused` is one that was not taken. Raises as `acquire`.
+        """
+        if self._opening is None:
+            return ""
+        opening = self._opening
+        return self._retry.run(
+            lambda: opening.header(sender, self._open, refused=refused),
+            what="opening a session",
+            deadline_s=self._deadline_s,
+        )
+
     def close(self) -> None:
         """Closes the connections."""
         self._http.close()
@@ -150,10 +165,7 @@ class HttpCoordinator:
         """One request, under a session where there is a bundle. 0 for `timeout_s`: our own."""
         if self._opening is None:
             return self._ask(name, body, reply, timeout_s)
-
-        def post(opening: Message) -> Opened:
-            return self._ask("open", opening.model_dump_json().encode(), Opened, timeout_s)
-
+        post = partial(self._open, timeout_s=timeout_s)
         header = self._opening.header(message, post)
         try:
             return self._ask(name, body, reply, timeout_s, authorization=header)
@@ -162,6 +174,9 @@ class HttpCoordinator:
                 raise
         header = self._opening.header(message, post, refused=header)
         return self._ask(name, body, reply, timeout_s, authorization=header)
+
+    def _open(self, opening: Open, *, timeout_s: float = 0.0) -> Opened:
+        return self._ask("open", opening.model_dump_json().encode(), Opened, timeout_s)
 
     def _ask(
         self,

@@ -6,6 +6,7 @@ calls) reads it from the `SiteKey`.
 
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from pww.clock import Clock
@@ -26,6 +27,14 @@ class Sender(Protocol):
     @property
     def incarnation(self) -> str:
         """The process life."""
+
+
+@dataclass(frozen=True, slots=True)
+class Who:
+    """A `Sender`."""
+
+    replica: str
+    incarnation: str
 
 
 class Opening:

@@ -82,6 +82,10 @@ class Outbox:
         merged = verdict is not None and verdict.outcome == "merged"
         return self.last.offer.delta if merged else self.last.offer.prev
 
+    def encode_with(self, codec: Codec, *, feedback: bool) -> None:
+        """Another codec from the next delta on; a residual in force stays: it is plain fp32."""
+        self._codec, self._feedback = codec, feedback
+
     def rejoin(self, last_merged: str) -> Entry | None:
         """Compares with the central what was merged last; call it once, at the start. Collective.
 

@@ -1,0 +1,58 @@
+"""The way that this run's payloads travel, as the central said at registration."""
+
+import logging
+import ssl
+import threading
+from collections.abc import Callable
+
+import httpx
+
+from pww.clock import Clock
+from pww.config.schema import Config
+from pww.transport.blob import BlobCarrier
+from pww.transport.carrier import Carrier, Tuning
+from pww.transport.fsspec_carrier import FsspecCarrier
+from pww.transport.retry import Uniform
+from pww.wire import Carriage
+
+log = logging.getLogger(__name__)
+
+
+def carrier_of(
+    carriage: Carriage,
+    config: Config,
+    *,
+    authorize: Callable[[str], str],
+    clock: Clock,
+    stop: threading.Event,
+    random: Uniform,
+    tls: ssl.SSLContext | None,
+) -> Carrier | None:
+    """What brings payloads above `carriage.inline_mb`; None if they only travel inside messages.
+
+    Raises:
+        CentralError: the central names a way that cannot be used here.
+    """
+    transport = config.transport
+    if carriage.inline_mb != transport.inline_mb or (carriage.url or "none") != transport.url:
+        log.info("payloads travel as the central says: %s", _words(carriage))
+    if carriage.url:
+        return FsspecCarrier(carriage.url, clock=clock)
+    if not carriage.blob_port:
+        return None
+    url = httpx.URL(config.central.url)
+    return BlobCarrier(
+        str(url.copy_with(port=carriage.blob_port, path="")),
+        clock=clock, stop=stop, random=random, authorize=authorize, tls=tls,
+        tuning=Tuning(
+            timeout_s=transport.timeout_s, retry_first_s=transport.retry_first_s,
+            retry_max_s=transport.retry_max_s,
+        ),
+    )  # fmt: skip
+
+
+def _words(carriage: Carriage) -> str:
+    small = f"up to {carriage.inline_mb} MB in messages, larger ones "
+    if carriage.url:
+        return small + "by " + httpx.URL(carriage.url).host  # the URL may hold a secret
+    return small + ("by its blob store" if carriage.blob_port else "not at all")
