@@ -85,7 +85,9 @@ class Books:
     def needs_seed(self) -> bool:
         return self.theta is None
 
-    def invitation(self, replica: str, kind: str) -> tuple[Invitation, Path | None]:
+    def invitation(
+        self, replica: str, kind: str, *, holds: int = -1
+    ) -> tuple[Invitation, Path | None]:
         verdicts = tuple(self.decided.get(replica, [])[-8:])
         if kind == "seed":
             blank = Invitation(

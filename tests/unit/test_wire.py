@@ -80,6 +80,8 @@ MESSAGES: list[Message] = [
         payload=PAYLOAD, metrics=METRICS,
     ),
     wire.Seed(**WHO, run="3" * 32, model="b" * 64, payload=PAYLOAD),
+    wire.Update(round=4, state_hash="e" * 64, payload=PAYLOAD),
+    wire.Carriage(codec="int8", feedback=True, inline_mb=64, blob_port=29512),
     Invitation(
         committed_windows=0,
         kind="phase", run="3" * 32, round=4, state_hash="e" * 64, payload=PAYLOAD,

@@ -42,7 +42,9 @@ class Inbox:
     def needs_seed(self) -> bool:
         return False
 
-    def invitation(self, replica: str, kind: str) -> tuple[Invitation, Path | None]:
+    def invitation(
+        self, replica: str, kind: str, *, holds: int = -1
+    ) -> tuple[Invitation, Path | None]:
         told = Invitation(
             committed_windows=0,
             kind="phase", run="0" * 32, round=0, state_hash="", payload=None, verdicts=(),
@@ -50,7 +52,7 @@ class Inbox:
         )  # fmt: skip
         return told, None
 
-    def accept_seed(self, seed: Seed, payload: Path) -> None:
+    def accept_seed(self, seed: Seed, payload: Path | None) -> None:
         raise AssertionError("nobody sends one")
 
     def accept_offer(self, offer: Offer, payload: Path | None) -> Verdict | None:

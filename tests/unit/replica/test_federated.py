@@ -248,9 +248,9 @@ def test_a_full_disk_says_where(site: Site, monkeypatch: pytest.MonkeyPatch) -> 
     def full(path: Path, data: bytes) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("pww.replica.federated.write_durably", full)
+    monkeypatch.setattr("pww.replica.thetas.write_durably", full)
     site.fleet.coming = [site.phase(0)]
-    with pytest.raises(PwwError, match=r"cannot write .*theta-000000.*No space left.*resume"):
+    with pytest.raises(PwwError, match=r"cannot write to .*theta: No space left.*resume"):
         site.exchange.pull()
 
 

@@ -176,8 +176,10 @@ class World:
         diloco: schema.Diloco = DILOCO,
         seeded: bool = True,
         keep_deltas: bool = False,
+        **publishing,
     ) -> None:
         self.folder, self.diloco, self.keep_deltas = folder, diloco, keep_deltas
+        self.publishing = publishing
         self.clock = ManualClock(1000.0)
         self._tokens = 0
         self.open()
@@ -199,7 +201,7 @@ class World:
         )  # fmt: skip
         self.merger = Aggregator(
             self.books, folder=self.state, diloco=self.diloco, clock=self.clock,
-            keep_deltas=self.keep_deltas,
+            keep_deltas=self.keep_deltas, **self.publishing,
         )  # fmt: skip
 
     def reopen(self) -> None:
