@@ -14,7 +14,7 @@ from threading import RLock
 from typing import Literal, assert_never
 
 from pww.central.beside import choose
-from pww.central.coordinator import Coordinator, Staged
+from pww.central.books import Books
 from pww.central.final import publish_final
 from pww.central.generations import name_of
 from pww.central.kept import Kept
@@ -24,6 +24,7 @@ from pww.central.published import Published, Shelf
 from pww.central.round_report import round_report
 from pww.central.rounds_policy import Patience
 from pww.central.screening import Checked, Excluded, StagedPayload, inspect, screen
+from pww.central.state import Staged
 from pww.central.theta0 import require_ours, write_theta0
 from pww.clock import Clock
 from pww.codec import Codec
@@ -36,11 +37,11 @@ PASSING = (errno.EMFILE, errno.ENFILE)  # faults of a moment: too many files are
 
 
 class Aggregator:
-    """Thread-safe; one for each coordinator. `folder` is the central's state folder."""
+    """Thread-safe; one for each run. `folder` is the central's state folder."""
 
     def __init__(
         self,
-        coordinator: Coordinator,
+        books: Books,
         *,
         folder: Path,
         diloco: schema.Diloco,
@@ -53,7 +54,7 @@ class Aggregator:
         """Goes on where the ledger stands.
 
         Args:
-            coordinator: the books.
+            books: of the run, in this process or another.
             folder: the central's state folder.
             diloco: how a round merges.
             clock: time.
@@ -66,7 +67,7 @@ class Aggregator:
             StateError: the generation that the ledger names is gone or damaged. The bytes of a
                 large one are checked beside; then the first call that needs theta raises it.
         """
-        self.books, self.clock, self._diloco = coordinator, clock, diloco
+        self.books, self.clock, self._diloco = books, clock, diloco
         self._lock = RLock()
         self.published = Published(folder, shelf=shelf)
         self._down, self._shelved, self._inline_bytes = down, shelf is not None, inline_bytes

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from pww.central.aggregator import Aggregator
-from pww.central.coordinator import Coordinator, Member
+from pww.central.books import Books
+from pww.central.membership import Member
 from pww.clock import Clock
 from pww.errors import PayloadError, StateError
 from pww.metrics import Metrics
@@ -42,7 +43,7 @@ class CentralInbox:
 
     def __init__(
         self,
-        coordinator: Coordinator,
+        books: Books,
         aggregator: Aggregator,
         metrics: Metrics,
         *,
@@ -53,15 +54,15 @@ class CentralInbox:
         folders: Sequence[Path] = (),
         carried: Carried | None = None,
     ) -> None:
-        self._books, self._merger, self._metrics = coordinator, aggregator, metrics
+        self._books, self._merger, self._metrics = books, aggregator, metrics
         self._clock, self._address, self._folders = clock, address, tuple(folders)
         self._carried = carried
         self._said_s = clock.monotonic()
         self._linger_s, self._alone_s = linger_s, -1.0
         self._evaluated = {_round(row) for row in noted if row.get("split") == "eval"}
         written = {_round(row) for row in noted if row.get("split") == "outer"}
-        known = 1 if coordinator.round <= MANY else min(written, default=1)
-        for report in coordinator.reports(after=max(known - 1, coordinator.round - MANY)):
+        known = 1 if books.round <= MANY else min(written, default=1)
+        for report in books.reports(after=max(known - 1, books.round - MANY)):
             if report.round not in written:
                 self._write(report)
 

@@ -24,7 +24,8 @@ from pathlib import Path
 from pww.launcher.process import die_with_parent
 
 LOADED = (
-    "torch.distributed", "hydra._internal.hydra", "pww.central.service", "pww.central.final",
+    "torch.distributed", "hydra._internal.hydra", "pww.central.service", "pww.central.merging",
+    "pww.central.coordinating", "pww.central.final",
     "pww.codec", "pww.config.prepare", "pww.connect", "pww.data", "pww.federation.fleet",
     "pww.replica.federated", "pww.replica.loop", "pww.replica.outbox", "pww.replica.report",
     "pww.trainer.ranks", "pww.transport.payload", "pww.worker", "safetensors.torch",
