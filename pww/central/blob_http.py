@@ -12,11 +12,11 @@ import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from pww.central.blob_upload import BlobFault, PieceWriter, Upload
 from pww.central.blobs import BlobStore
-from pww.central.door import Door
+from pww.central.door import Identity
 from pww.central.strangers import Strangers
 from pww.clock import Clock
 from pww.errors import PwwError, Refused
@@ -45,10 +45,17 @@ ROUTES = (
 Headers = dict[bytes, bytes]
 
 
+class Guard(Protocol):
+    """Who lets requests in: a `Door`."""
+
+    def check(self, authorization: str, path: str, *, peer: str = "") -> Identity:
+        """Who a request is from, by its Authorization header; raises Refused."""
+
+
 class BlobApp:
     """The ASGI app of one store. Without a `door` everybody is let in: loopback only."""
 
-    def __init__(self, store: BlobStore, *, clock: Clock, door: Door | None = None) -> None:
+    def __init__(self, store: BlobStore, *, clock: Clock, door: Guard | None = None) -> None:
         self._store, self._door = store, door
         self._strangers = Strangers(clock)
         self._disk = ThreadPoolExecutor(THREADS, thread_name_prefix="blob-disk")

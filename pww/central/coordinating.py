@@ -33,6 +33,7 @@ from pww.data.manifest import Manifest, read_manifest
 from pww.errors import StateError, Stopped
 from pww.folder import write_durably
 from pww.lease.space import BlockSpace
+from pww.wire import Carriage
 
 log = logging.getLogger(__name__)
 ADDRESS = "central.json"
@@ -56,7 +57,7 @@ def open_books(
     stack: ExitStack,
     *,
     clock: Clock,
-    fleet_port: int,
+    ports: Listening,
     members: Members,
     merges: Callable[[], bool] = lambda: True,
 ) -> Desk:
@@ -69,11 +70,21 @@ def open_books(
     ledger = Ledger(state / FILE)
     stack.callback(ledger.close)
     books = Coordinator(
-        ledger, space, darl=config.darl, aggregator_port=fleet_port, clock=clock, members=members,
+        ledger, space, darl=config.darl, aggregator_port=ports.fleet_port, clock=clock,
+        members=members, carriage=carriage(config, blob_port=ports.blob_port),
         staleness_window=config.diloco.staleness_window, limit_mb=config.transport.limit_mb,
         balanced=config.diloco.phase == "balanced", merges=merges,
     )  # fmt: skip
     return Desk(books, ledger, space)
+
+
+def carriage(config: Config, *, blob_port: int) -> Carriage:
+    """How payloads travel in this run; what the central was configured to holds for every site."""
+    transport, codec = config.transport, config.codec
+    return Carriage(
+        codec=codec.kind, feedback=codec.feedback, inline_mb=transport.inline_mb,
+        blob_port=blob_port, url="" if transport.url == "none" else transport.url,
+    )  # fmt: skip
 
 
 def manifest_of(config: Config) -> Manifest:
@@ -104,13 +115,12 @@ def serve_coordinator(config: Config, folder: Path, stop: threading.Event, *, cl
     """
     with ExitStack() as stack:
         ports = listen(config, stack)
-        assert ports.leases is not None, "the coordinator has a port"
         state = folder / "central"
         state.mkdir(parents=True, exist_ok=True)
         door = None if ports.keys is None else Door.of(ports.keys, state=state, clock=clock)
         feed = MemberFeed()
         desk = open_books(
-            config, state, stack, clock=clock, fleet_port=ports.fleet_port, members=feed,
+            config, state, stack, clock=clock, ports=ports, members=feed,
             merges=lambda: feed.attached,
         )  # fmt: skip
         books, name = desk.books, config.run.name
@@ -123,9 +133,9 @@ def serve_coordinator(config: Config, folder: Path, stop: threading.Event, *, cl
         stack.callback(server.close)
         app = CoordinatorApp(books, door)
         stack.callback(app.close)
-        stack.callback(ports.leases.stop)  # nothing comes in when what answers is taken down
+        stack.callback(ports.stop)  # nothing comes in when what answers is taken down
         server.start()
-        ports.leases.start(AdmittedFirst(app, feed), name="coordinator")
+        ports.serve(leases=AdmittedFirst(app, feed))
         write_address(state, ports)
         log.info(
             "run %s serves %s (leases), alone: %d blocks, round %d; the aggregator is another "

@@ -1,7 +1,7 @@
 """Where a central's process listens: its ports with or without TLS, and how others reach them.
 
-Two ports, or one where `central.aggregator_port` is `central.port`: calls below `/v1/fleet/` are
-Flower's, everything else is the coordinator's.
+Three ports, or fewer where some are the same: then calls below `/v1/fleet/` are Flower's, those
+below `/v1/blobs/` the blob store's, and everything else is the coordinator's.
 """
 
 import resource
@@ -15,19 +15,41 @@ from pww.config import paths
 from pww.config.schema import Config
 from pww.transport.serve import AsgiServer
 
-FLEET = "/v1/fleet/"
+FLEET, BLOBS = "/v1/fleet/", "/v1/blobs/"
 MAX_FILES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Listening:
-    """The ports that are bound; nothing is served on them yet."""
+    """The ports that are bound; nothing is served on them before `serve`."""
 
     keys: Path | None  # what sites are known by; None: no credentials, loopback only
     url: str  # of the coordinator, for a process on this machine
     leases: AsgiServer | None
-    fleet: AsgiServer | None  # the same one where both are one port
+    fleet: AsgiServer | None  # two of the three may be one
+    blobs: AsgiServer | None  # None too where nothing travels by a blob store
     fleet_port: int
+    blob_port: int  # 0: none
+
+    def serve(self, *, leases: Any = None, fleet: Any = None, blobs: Any = None) -> None:
+        """Starts these ASGI apps, each on its port."""
+        rows = (
+            (self.leases, leases, "coordinator"),
+            (self.fleet, fleet, "aggregator"),
+            (self.blobs, blobs, "blobs"),
+        )
+        for server in {row[0] for row in rows if row[1] is not None}:
+            assert server is not None, "an app has a port"
+            here = {name: app for its, app, name in rows if its is server and app is not None}
+            only = next(iter(here.values())) if len(here) == 1 else None
+            shared = SharedPort(here.get("coordinator"), here.get("aggregator"), here.get("blobs"))
+            server.start(only or shared, name=", ".join(here))
+
+    def stop(self) -> None:
+        """Nothing comes in any more."""
+        for server in (self.leases, self.fleet, self.blobs):
+            if server is not None:
+                server.stop()
 
 
 def listen(config: Config, stack: ExitStack) -> Listening:
@@ -40,20 +62,22 @@ def listen(config: Config, stack: ExitStack) -> Listening:
     central = config.central
     keys = None if central.security.keys == "none" else paths.PROJECT / central.security.keys
     tls = None if keys is None else server_tls(keys)
+    bound: dict[int, AsgiServer] = {}
 
     def bind(port: int, key: str) -> AsgiServer:
-        server = AsgiServer(host=central.host, port=port, key=key, tls=tls)
-        stack.callback(server.stop)
-        return server
+        if port not in bound:
+            bound[port] = AsgiServer(host=central.host, port=port, key=key, tls=tls)
+            stack.callback(bound[port].stop)
+        return bound[port]
 
-    leases = fleet = None
+    leases = fleet = blobs = None
     if "coordinator" in central.roles:
         leases = bind(central.port, "central.port")
+    offered = config.transport.kind in ("auto", "blob")
     if "aggregator" in central.roles:
-        if central.aggregator_port != central.port:
-            fleet = bind(central.aggregator_port, "central.aggregator_port")
-        else:
-            fleet = leases
+        fleet = bind(central.aggregator_port, "central.aggregator_port")
+        if offered:
+            blobs = bind(central.blob_port, "central.blob_port")
     return Listening(
         keys=keys,
         url=url_of(
@@ -61,20 +85,25 @@ def listen(config: Config, stack: ExitStack) -> Listening:
         ),
         leases=leases,
         fleet=fleet,
+        blobs=blobs,
         fleet_port=central.aggregator_port if fleet is None else fleet.port,
+        blob_port=central.blob_port if offered else 0,
     )
 
 
-class OnePort:
-    """Two ASGI apps on one port, by path."""
+class SharedPort:
+    """Some of the three ASGI apps on one port, by path."""
 
-    def __init__(self, coordinator: Any, fleet: Any) -> None:
-        self._coordinator, self._fleet = coordinator, fleet
+    def __init__(self, coordinator: Any, fleet: Any, blobs: Any) -> None:
+        apps = ((FLEET, fleet), (BLOBS, blobs), ("", coordinator or fleet or blobs))
+        self._apps = [(prefix, app) for prefix, app in apps if app is not None]
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Hands the request on."""
-        theirs = scope["type"] == "http" and scope["path"].startswith(FLEET)
-        await (self._fleet if theirs else self._coordinator)(scope, receive, send)
+        path = scope.get("path", "") if scope["type"] == "http" else ""
+        await next(app for prefix, app in self._apps if path.startswith(prefix))(
+            scope, receive, send
+        )
 
 
 def allow_connections() -> None:

@@ -14,20 +14,24 @@ from pathlib import Path
 import numpy as np
 
 from pww.central.aggregator import Aggregator
+from pww.central.blob_http import BlobApp
+from pww.central.blobs import BlobStore
 from pww.central.books import Books
 from pww.central.books_socket import path_in
 from pww.central.door import Door, Identity
 from pww.central.ending import complete, coverage_line, refuse_complete
 from pww.central.inbox import NOTED_BYTES, CentralInbox
 from pww.central.ledger import FILE
-from pww.central.listening import listen
+from pww.central.listening import Listening, listen
 from pww.central.member_follower import MemberFollower
 from pww.central.remote_books import RemoteBooks
 from pww.central.same_settings import require_same
 from pww.clock import Clock
+from pww.codec import codec_named
 from pww.config import paths
 from pww.config.schema import Config
 from pww.errors import Stopped
+from pww.federation.records import MB
 from pww.federation.rounds import Rounds
 from pww.federation.superlink import EmbeddedSuperLink
 from pww.log import read_json_lines
@@ -46,6 +50,15 @@ class Merger:
     aggregator: Aggregator
     rounds: Rounds
     metrics: Metrics
+    blobs: BlobStore | None  # None: nothing travels by it
+
+    def blob_app(self, stack: ExitStack, *, door: "Door | NewestDoor | None") -> BlobApp | None:
+        """What serves the blob store, if there is one; `stack` closes it."""
+        if self.blobs is None:
+            return None
+        app = BlobApp(self.blobs, clock=self.aggregator.clock, door=door)
+        stack.callback(app.close)
+        return app
 
     def serve(self, stop: threading.Event) -> str:
         """Serves sites to the end of the run; returns what to tell a person.
@@ -88,7 +101,7 @@ def open_merger(
     stack: ExitStack,
     *,
     clock: Clock,
-    url: str,
+    ports: Listening,
 ) -> Merger:
     """Goes on where the books stand; `stack` closes what it opens.
 
@@ -96,17 +109,27 @@ def open_merger(
         StateError: the run is complete, or its theta is damaged.
     """
     state, central = folder / "central", config.central
+    blobs = None
+    if ports.blobs is not None:
+        blobs = BlobStore(
+            state / "blobs", quota_bytes=int(central.blob_quota_gb * 1e9), clock=clock,
+            replica_bytes=int(central.blob_quota_gb * 1e9),
+        )  # fmt: skip
+        stack.callback(blobs.close)
+    down = config.transport.down
     aggregator = Aggregator(
-        books, folder=state, diloco=config.diloco, clock=clock, keep_deltas=central.keep_deltas
-    )
+        books, folder=state, diloco=config.diloco, clock=clock, keep_deltas=central.keep_deltas,
+        down=None if down == "whole" else codec_named(down), shelf=blobs,
+        inline_bytes=config.transport.inline_mb * MB,
+    )  # fmt: skip
     metrics = _metrics(config, folder)
     stack.callback(metrics.close)
     incoming = state / "incoming"
     incoming.mkdir(exist_ok=True)
     inbox = CentralInbox(
-        books, aggregator, metrics, clock=clock, address=url, linger_s=central.linger_s,
+        books, aggregator, metrics, clock=clock, address=ports.url, linger_s=central.linger_s,
         noted=read_json_lines(folder / "metrics.jsonl", last_bytes=NOTED_BYTES),
-        folders=(incoming, state / FILE),
+        folders=(incoming, state / FILE), carried=blobs,
     )  # fmt: skip
     if inbox.finished():
         theta = aggregator.publish_final(folder)
@@ -115,7 +138,7 @@ def open_merger(
         link, inbox, folder=incoming, clock=clock, limit_mb=config.transport.limit_mb,
         seed_ttl_s=central.patience_s,
     )  # fmt: skip
-    return Merger(config, folder, books, aggregator, rounds, metrics)
+    return Merger(config, folder, books, aggregator, rounds, metrics, blobs)
 
 
 def open_link(
@@ -137,7 +160,6 @@ def serve_aggregator(config: Config, folder: Path, stop: threading.Event, *, clo
     """
     with ExitStack() as stack:
         ports = listen(config, stack)
-        assert ports.fleet is not None, "the aggregator has a port"
         state, keys, name = folder / "central", ports.keys, config.run.name
         guard = None
         if keys is not None:
@@ -158,10 +180,11 @@ def serve_aggregator(config: Config, folder: Path, stop: threading.Event, *, clo
         members = MemberFollower(books, link, clock=clock)
         stack.callback(members.close)
         members.start()
-        merger = open_merger(config, folder, books, link, stack, clock=clock, url=ports.url)
-        stack.callback(ports.fleet.stop)
+        merger = open_merger(config, folder, books, link, stack, clock=clock, ports=ports)
+        blob_app = merger.blob_app(stack, door=guard)
+        stack.callback(ports.stop)
         stack.enter_context(link.run())
-        ports.fleet.start(link.app, name="aggregator")
+        ports.serve(fleet=link.app, blobs=blob_app)
         log.info(
             "run %s serves :%d (Flower) for the coordinator on this machine: round %d",
             name, ports.fleet_port, books.round,
@@ -187,6 +210,10 @@ class NewestDoor:
     def check_node(self, authorization: str, path: str, pem: str, *, peer: str) -> Identity:
         """As `Door.check_node`."""
         return self._now().check_node(authorization, path, pem, peer=peer)
+
+    def check(self, authorization: str, path: str, *, peer: str = "") -> Identity:
+        """As `Door.check`."""
+        return self._now().check(authorization, path, peer=peer)
 
     def _now(self) -> Door:
         assert self._door is not None, "nobody is let in before a coordinator was met"

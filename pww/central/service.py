@@ -40,36 +40,28 @@ def _serve_both(config: Config, folder: Path, stop: threading.Event, *, clock: C
     from pww.central.coordinating import open_books, write_address
     from pww.central.door import Door
     from pww.central.http import CoordinatorApp
-    from pww.central.listening import OnePort, listen
+    from pww.central.listening import listen
     from pww.central.merging import open_link, open_merger
 
     with ExitStack() as stack:
         ports = listen(config, stack)
-        assert ports.leases is not None, "the coordinator has a port"
-        assert ports.fleet is not None, "the aggregator has a port"
         state = folder / "central"
         state.mkdir(parents=True, exist_ok=True)
         door = None if ports.keys is None else Door.of(ports.keys, state=state, clock=clock)
         link = open_link(config, state, stack, guard=door)
-        desk = open_books(
-            config, state, stack, clock=clock, fleet_port=ports.fleet_port, members=link
-        )
+        desk = open_books(config, state, stack, clock=clock, ports=ports, members=link)
         paths.freeze(config, folder)
-        merger = open_merger(config, folder, desk.books, link, stack, clock=clock, url=ports.url)
+        merger = open_merger(config, folder, desk.books, link, stack, clock=clock, ports=ports)
         app = CoordinatorApp(desk.books, door)
         stack.callback(app.close)
-        stack.callback(ports.fleet.stop)
-        stack.callback(ports.leases.stop)  # nothing comes in when what answers is taken down
+        blobs = merger.blob_app(stack, door=door)
+        stack.callback(ports.stop)  # nothing comes in when what answers is taken down
         stack.enter_context(link.run())
-        if ports.fleet is ports.leases:
-            ports.leases.start(OnePort(app, link.app), name="central")
-        else:
-            ports.leases.start(app, name="coordinator")
-            ports.fleet.start(link.app, name="aggregator")
+        ports.serve(leases=app, fleet=link.app, blobs=blobs)
         write_address(state, ports)
         log.info(
             "run %s serves %s (leases) and :%d (Flower): %d blocks, round %d",
-            config.run.name, ports.url, ports.fleet.port, desk.space.num_positions,
+            config.run.name, ports.url, ports.fleet_port, desk.space.num_positions,
             desk.books.round,
         )  # fmt: skip
         return merger.serve(stop)

@@ -176,11 +176,16 @@ def roles_fit(config: Config) -> Iterator[str]:
         yield f"{given}: names no service; give one or both of coordinator, aggregator"
     for role in sorted({role for role in central.roles if central.roles.count(role) > 1}):
         yield f"{given}: names {role} more than once"
-    if len(set(central.roles)) == 1 and central.port == central.aggregator_port:
-        yield (
-            f"central.aggregator_port={central.aggregator_port}: is central.port too, and two "
-            f"processes cannot share a port; with {given} give another one to both"
-        )
+    if len(set(central.roles)) == 1:
+        ports = {"aggregator_port": central.aggregator_port}
+        if config.transport.kind in ("auto", "blob"):
+            ports["blob_port"] = central.blob_port
+        for name, port in ports.items():
+            if port == central.port:
+                yield (
+                    f"central.{name}={port}: is central.port too, and two processes cannot share a "
+                    f"port; with {given} give another one to both"
+                )
 
 
 def url_is_guarded(config: Config) -> Iterator[str]:
@@ -253,7 +258,16 @@ RULES = (
     Rule(("transport.retry_first_s", "transport.retry_max_s"), retries_fit),
     Rule(("transport.kind", "transport.url"), url_fits_the_way),
     Rule(("central.host", "central.security"), central_is_guarded),
-    Rule(("central.roles", "central.port", "central.aggregator_port"), roles_fit),
+    Rule(
+        (
+            "central.roles",
+            "central.port",
+            "central.aggregator_port",
+            "central.blob_port",
+            "transport.kind",
+        ),
+        roles_fit,
+    ),
     Rule(("central.url", "central.bundle"), url_is_guarded),
     Rule(("data.kind", "data.files", "data.roots"), tokenizer_fits),
     *(Rule(keys, rule) for keys, rule in check_site.RULES),

@@ -302,6 +302,8 @@ class Central(Section):
     host: str
     port: Port
     aggregator_port: Port
+    blob_port: Port
+    blob_quota_gb: Annotated[float, Field(gt=0, le=1e9)]  # of uploads that wait to be merged
     keep_deltas: bool  # merged payloads stay on disk, for a replay without some of them
     manifest: str  # "none": of the corpus that `data` names
     linger_s: Annotated[float, Field(ge=0, le=1e9)]  # for sites that were silent at the end

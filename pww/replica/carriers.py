@@ -11,7 +11,6 @@ from pww.clock import Clock
 from pww.config.schema import Config
 from pww.transport.blob import BlobCarrier
 from pww.transport.carrier import Carrier, Tuning
-from pww.transport.fsspec_carrier import FsspecCarrier
 from pww.transport.retry import Uniform
 from pww.wire import Carriage
 
@@ -37,6 +36,8 @@ def carrier_of(
     if carriage.inline_mb != transport.inline_mb or (carriage.url or "none") != transport.url:
         log.info("payloads travel as the central says: %s", _words(carriage))
     if carriage.url:
+        from pww.transport.fsspec_carrier import FsspecCarrier
+
         return FsspecCarrier(carriage.url, clock=clock)
     if not carriage.blob_port:
         return None
