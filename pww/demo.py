@@ -138,7 +138,12 @@ def parse(argv: list[str]) -> Plan:
 def _run(plan: Plan, root: Path) -> int:
     name = free_name(root, "demo")
     port, flower_port = free_ports(2)
-    common = [*plan.overrides, f"central.port={port}", f"central.aggregator_port={flower_port}"]
+    common = [
+        *plan.overrides,
+        f"central.port={port}",
+        f"central.aggregator_port={flower_port}",
+        f"central.blob_port={flower_port}",
+    ]
     folder = root / name
     logs = root / f"{name}-logs"
     logs.mkdir(parents=True)

@@ -70,6 +70,7 @@ def _run(plan: Plan, stop: threading.Event) -> int:
     config = compose(
         (*QUICK, f"run.name={name}", f"darl.seed={plan.seed}", f"diloco.inner_steps={steps}",
          f"central.url={url}", f"central.port={ports[0]}", f"central.aggregator_port={ports[1]}",
+            f"central.blob_port={ports[1]}",
          f"central.manifest={manifest}")
     )  # fmt: skip
     family = Family(plan, paths.PROJECT / root / name, config)

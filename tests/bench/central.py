@@ -75,6 +75,7 @@ def restart_s(ram: Path, disk: Path) -> None:
     command = [
         sys.executable, "-m", "pww.central", "data=pydocs", f"run.root={folder}", "run.name=r",
         "metrics.wandb.mode=disabled", "central.port=29710", "central.aggregator_port=29711",
+        "central.blob_port=29711",
     ]  # fmt: skip
     try:
         _serve(command)  # makes the ledger, and the corpus if it is not there

@@ -159,7 +159,7 @@ def test_open_connections_do_not_take_the_centrals_files(federation: Federation)
     coordinator, aggregator = federation.ports
     central = federation.project.start(
         "-c", script, *federation.overrides, "run.name=central", f"central.port={coordinator}",
-        f"central.aggregator_port={aggregator}", name="central",
+        f"central.aggregator_port={aggregator}", f"central.blob_port={aggregator}", name="central",
     )  # fmt: skip
     central.until(lambda: "serves http" in central.text())
     idle = [socket.create_connection(("127.0.0.1", coordinator)) for _ in range(400)]

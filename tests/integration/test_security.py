@@ -49,7 +49,8 @@ class Secured:
         coordinator, aggregator = self.ports
         child = self.project.start(
             "-m", "pww.central", *QUICK, "run.name=central", f"central.port={coordinator}",
-            f"central.aggregator_port={aggregator}", "central.security.keys=outputs/keys",
+            f"central.aggregator_port={aggregator}",
+            f"central.blob_port={aggregator}", "central.security.keys=outputs/keys",
             *overrides, name="central",
         )  # fmt: skip
         child.until(lambda: "serves https://" in child.text())

@@ -30,7 +30,8 @@ class Federation:
         coordinator, aggregator = self.ports
         return self.project.start(
             "-m", "pww.central", *self.overrides, "run.name=central",
-            f"central.port={coordinator}", f"central.aggregator_port={aggregator}", *overrides,
+            f"central.port={coordinator}", f"central.aggregator_port={aggregator}",
+            f"central.blob_port={aggregator}", *overrides,
             name="central",
         )  # fmt: skip
 

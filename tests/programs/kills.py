@@ -149,7 +149,7 @@ class Nursed(Federation):
         leases, flower = self.ports
         return self.nursery.start(
             "-m", "pww.central", *self.overrides, "run.name=central", f"central.port={leases}",
-            f"central.aggregator_port={flower}", *overrides,
+            f"central.aggregator_port={flower}", f"central.blob_port={flower}", *overrides,
             log=self.project.folder / "central.log",
         )  # fmt: skip
 
