@@ -13,7 +13,7 @@ def test_overlap_is_for_who_has_a_central(tmp_path: Path) -> None:
     words = ("diloco.overlap=true", f"run.root={tmp_path}")
     with pytest.raises(ConfigError) as fault:
         settle(compose(words), frozenset())
-    assert fault.value.faults == [
+    assert list(fault.value.faults) == [
         "diloco.overlap=true: a replica alone has no network to hide and would only use each theta "
         "a phase late; give central.url=https://HOST:PORT, or leave it out"
     ]
