@@ -17,7 +17,8 @@ from pydantic import ValidationError
 
 from pww.central.generations import Generation
 from pww.folder import write_durably
-from pww.wire import Digest, Message, Update
+from pww.transport.update import worth
+from pww.wire import Digest, Message, PayloadInfo, Update
 
 MAX_UPDATES = 64
 """An invitation names them all."""
@@ -63,7 +64,7 @@ class Updates:
         for path in self._folder.iterdir():
             if _NAME.match(path.name) and path.name.split(".")[0] not in kept:
                 path.unlink()
-        self._trim(current.info.theta.size_bytes)
+        self._trim(current.info.theta)
 
     def add(self, base: Generation, current: Generation) -> None:
         """The update that made `current` from `base`, if there is one, is kept from now on.
@@ -89,16 +90,12 @@ class Updates:
             self._drop(len(self._links))
             raise
         self._links.append(link)
-        self._trim(info.theta.size_bytes)
+        self._trim(info.theta)
 
-    def _trim(self, whole_bytes: int) -> None:
-        total, keep = 0, 0
-        for link in reversed(self._links):
-            total += link.update.payload.size_bytes
-            if total >= whole_bytes or keep == MAX_UPDATES:
-                break
-            keep += 1
-        self._drop(len(self._links) - keep)
+    def _trim(self, whole: PayloadInfo) -> None:
+        """The longest chain that is worth its bytes stays."""
+        while self._links and not (len(self._links) <= MAX_UPDATES and worth(self.chain, whole)):
+            self._drop(1)
 
     def _drop(self, count: int) -> None:
         dropped, self._links = self._links[:count], self._links[count:]

@@ -16,7 +16,7 @@ from pww.errors import PayloadError, Refused, Stopped
 from pww.federation.fleet import FleetSite, Instruction
 from pww.federation.fleet_client import NotAdmitted
 from pww.federation.records import INVITATION, MB, describe, pack, pack_payload, unpack
-from pww.replica.thetas import Thetas
+from pww.replica.thetas import Came, Thetas
 from pww.transport.carrier import Carrier
 from pww.transport.exchange import Theta
 from pww.wire import Offer, PayloadInfo, Seed, Verdict
@@ -80,6 +80,11 @@ class FederatedExchange:
         self._held: Instruction | None = None
         self._theta: Theta | None = None  # of the invitation in hand
         self._verdicts: dict[str, Verdict] = {}
+
+    @property
+    def came(self) -> Came:
+        """How thetas came so far."""
+        return self._thetas.came
 
     def pull(self, newest: int = 0) -> Theta:
         """The newest published theta_outer, of round `newest` or later; seeds theta(0) if asked to.

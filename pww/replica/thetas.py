@@ -16,7 +16,7 @@ from pww.errors import PayloadError, PwwError, StateError
 from pww.folder import write_durably
 from pww.transport.exchange import Theta
 from pww.transport.tensorfile import state_hash
-from pww.transport.update import apply_update
+from pww.transport.update import apply_update, worth
 from pww.wire import Invitation, PayloadInfo, Update
 
 log = logging.getLogger(__name__)
@@ -95,8 +95,8 @@ class Thetas:
         if missing and self._fetch is None:
             return ()
         assert invitation.payload is not None
-        smaller = sum(one.payload.size_bytes for one in steps) < invitation.payload.size_bytes
-        return steps if smaller or invitation.beside == "update" else ()
+        better = invitation.beside == "update" or worth(steps, invitation.payload)
+        return steps if better else ()
 
     def _advance(self, steps: Sequence[Update], beside: bytes | None) -> bool:
         """Applies updates one by one; False if one does not lead to the central's theta."""

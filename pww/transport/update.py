@@ -5,6 +5,7 @@ the same bits. Source: the lines on the down codec in `pww.central.downcast`.
 """
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -13,7 +14,15 @@ from pww.errors import PayloadError
 from pww.transport.fingerprint import PIECE
 from pww.transport.payload import PayloadReader
 from pww.transport.tensorfile import TensorReader, TensorWriter
-from pww.wire import PayloadInfo
+from pww.wire import PayloadInfo, Update
+
+WORTH = 1.0
+"""Updates are worth their bytes while they are less than this share of theta's."""
+
+
+def worth(updates: Sequence[Update], whole: PayloadInfo) -> bool:
+    """Whether these updates together are better than theta whole."""
+    return sum(one.payload.size_bytes for one in updates) < WORTH * whole.size_bytes
 
 
 def apply_update(base: Path, payload: Path, info: PayloadInfo, out: Path) -> str:

@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from simulation.blobs import Store
 from simulation.flower import Database, Link
 from simulation.kernel import Machine, SimClock, World
 from simulation.threads import Event, SimpleQueue, Thread
@@ -15,8 +16,10 @@ from pww.central.aggregator import Aggregator
 from pww.central.coordinator import Coordinator
 from pww.central.inbox import CentralInbox
 from pww.central.ledger import FILE, Ledger
+from pww.codec import get_codec
 from pww.errors import PwwError
 from pww.federation.rounds import Rounds
+from pww.transport import update as pww_update
 from pww.transport.retry import TryAgain
 
 LINGER_S = 120.0
@@ -79,6 +82,17 @@ def small_snapshots() -> Iterator[None]:
         pww_state.SNAPSHOT_EVENTS = real
 
 
+@contextmanager
+def small_updates() -> Iterator[None]:
+    """In the block updates are worth their bytes, although theta has five values."""
+    real = pww_update.WORTH
+    pww_update.WORTH = 6.0
+    try:
+        yield
+    finally:
+        pww_update.WORTH = real
+
+
 class Central:
     """The central across its processes; `folder` outlives them."""
 
@@ -93,6 +107,7 @@ class Central:
         self.books: Any = None
         self._desk: Desk | None = None
         self._link: Link | None = None
+        self._store: Store | None = None
         self.finished = False
         self.ends: list[str] = []
 
@@ -110,6 +125,13 @@ class Central:
             raise TryAgain("connection refused")
         return self._link
 
+    @property
+    def store(self) -> Store:
+        """The blob store of the living process."""
+        if self._store is None:
+            raise TryAgain("connection refused")
+        return self._store
+
     def start(self) -> None:
         """Somebody starts it."""
         self.machine.boot()
@@ -118,7 +140,7 @@ class Central:
         self.machine.start(self._process, "process")
 
     def _died(self) -> None:
-        self._desk = self._link = None
+        self._desk = self._link = self._store = None
         self.books.up = False
         if not self.finished:
             self.world.at(self.world.uniform(0.2, 12.0), self.start)
@@ -153,9 +175,13 @@ class Central:
             members=link, staleness_window=config.diloco.staleness_window, limit_mb=1,
             new_run=self.world.token,
         )  # fmt: skip
+        carried = config.transport.kind == "blob"
+        store = Store(self.folder / "blobs") if carried else None
+        down = None if config.transport.down == "whole" else get_codec("fp32")  # exact: laws hold
         aggregator = Aggregator(
-            coordinator, folder=self.folder, diloco=config.diloco, clock=self.clock
-        )
+            coordinator, folder=self.folder, diloco=config.diloco, clock=self.clock, down=down,
+            shelf=store, inline_bytes=0 if carried else 1_000_000,
+        )  # fmt: skip
         metrics: Any = SimpleNamespace(row=lambda *_, **__: None)
         inbox = WatchedInbox(
             coordinator,
@@ -164,15 +190,16 @@ class Central:
             clock=self.clock,
             linger_s=LINGER_S,
             address="http://central",
+            carried=store,
         )
         inbox.books = self.books
         self._desk = Desk(self.world, coordinator)
-        self._link, link.serves = link, True
+        self._link, link.serves, self._store = link, True, store
         self.books.opened(coordinator, aggregator)
         rounds = Rounds(
             link, inbox, folder=self.folder / "incoming", clock=self.clock, limit_mb=1,
             seed_ttl_s=20.0,
         )  # fmt: skip
         rounds.run(Event())
-        self._desk = self._link = None
+        self._desk = self._link = self._store = None
         ledger.close()

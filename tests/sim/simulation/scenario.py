@@ -11,7 +11,7 @@ from pathlib import Path
 
 from simulation import disk, flower, threads
 from simulation.books import Books
-from simulation.central import Central, small_snapshots
+from simulation.central import Central, small_snapshots, small_updates
 from simulation.faults import KINDS as KINDS
 from simulation.faults import Faults
 from simulation.kernel import World
@@ -92,8 +92,13 @@ class Scenario:
             }
         )  # fmt: skip
         transport = base.transport.model_copy(
-            update={"poll_s": 2.0, "timeout_s": 5.0, "retry_first_s": 0.5, "retry_max_s": 5.0}
-        )
+            update={
+                "poll_s": 2.0, "timeout_s": 5.0, "retry_first_s": 0.5, "retry_max_s": 5.0,
+                # no chance either
+                "kind": "blob" if seed % 4 >= 2 else "inline",
+                "down": "bf16" if seed % 2 else "whole",
+            }
+        )  # fmt: skip
         config = base.model_copy(update={"darl": darl, "diloco": diloco, "transport": transport})
         self.weather = Weather(latency_s=pick(0.005, 0.2))
         if faults and world.chance(0.8):
@@ -192,6 +197,7 @@ def run_seed(
         stack.enter_context(threads.simulated(world))
         stack.enter_context(disk.simulated())
         stack.enter_context(flower.simulated())
+        stack.enter_context(small_updates())
         stack.enter_context(seeded_ids(world))
         stack.enter_context(small_snapshots())
         stack.enter_context(scenario.books.watching())

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from simulation.blobs import Carrier
 from simulation.flower import Fleet, public_pem
 from simulation.kernel import Machine, SimClock, World
 from simulation.network import Network, Port
@@ -233,7 +234,8 @@ class Site:
             exchange = FederatedExchange(
                 fleet, run=session.run, replica=self.replica, incarnation=session.incarnation,
                 model=MODEL, seed=seed, folder=self.folder / "theta", limit_mb=transport.limit_mb,
-                poll_s=transport.poll_s, clock=self.clock, stop=self.ranks.asked,
+                carrier=self._carrier(), poll_s=transport.poll_s, clock=self.clock,
+                stop=self.ranks.asked,
                 reregister=session.reregister, check=session.check,
             )  # fmt: skip
             loop.run(
@@ -247,7 +249,20 @@ class Site:
             session.leave(() if pending is None else tuple(s.lease for s in pending.offer.spans))
             if exchange is not None:
                 exchange.close()
+                came = exchange.came
+                self.books.seen["theta came whole"] += came.whole
+                self.books.seen["theta came by update"] += came.updates
+                self.books.seen["theta repaired"] += came.repairs
             outbox.close()
+
+    def _carrier(self) -> Carrier | None:
+        transport = self.config.transport
+        if transport.kind != "blob":
+            return None
+        return Carrier(
+            self.network, self.central.machine, lambda: self.central.store, clock=self.clock,
+            stop=self.ranks.asked, timeout_s=transport.timeout_s,
+        )  # fmt: skip
 
     # ------------------------------------------------------------------- what it really did
 

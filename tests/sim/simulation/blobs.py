@@ -1,0 +1,93 @@
+"""The blob store, simulated: what its HTTP would carry travels as one call over the network.
+
+Objects lie in the central's folder, through the same disk as everything else. What it keeps of the
+real ones: an object appears whole and verified or not at all, and a published file is read from
+where its owner has it, as long as it is there.
+"""
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from simulation.kernel import Machine, running
+from simulation.network import Network
+
+from pww.errors import PayloadError
+from pww.folder import write_durably
+from pww.transport.carrier import Transfers
+from pww.transport.retry import Retry, TryAgain
+from pww.wire import PayloadInfo
+
+
+class Store:
+    """`pww.central.blobs.BlobStore` of one life of the central."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._published: dict[str, Path] = {}
+        folder.mkdir(exist_ok=True)
+
+    def publish(self, info: PayloadInfo, path: Path) -> None:
+        self._published[info.sha256] = path
+
+    def withdraw(self, sha256: str) -> None:
+        self._published.pop(sha256, None)
+
+    def take(self, sha256: str) -> Path | None:
+        path = self._folder / sha256
+        return path if path.exists() else self._published.get(sha256)
+
+    def discard(self, sha256: str) -> None:
+        (self._folder / sha256).unlink(missing_ok=True)
+
+    # -- what comes in
+
+    def put(self, sha256: str, data: bytes) -> None:
+        if hashlib.sha256(data).hexdigest() != sha256:
+            raise TryAgain("HTTP 422")
+        try:
+            write_durably(self._folder / sha256, data)
+        except OSError as why:
+            raise TryAgain(f"HTTP 507 {why}") from why
+
+    def get(self, sha256: str) -> bytes | None:
+        path = self.take(sha256)
+        return path.read_bytes() if path is not None and path.exists() else None
+
+
+class Carrier:
+    """`pww.transport.carrier.Carrier` over the simulated network."""
+
+    def __init__(
+        self, network: Network, to: Machine, store: Callable[[], Store], *, clock: Any, stop: Any,
+        timeout_s: float,
+    ) -> None:  # fmt: skip
+        self._network, self._to, self._store, self._timeout_s = network, to, store, timeout_s
+        machine = running()
+        assert machine is not None
+        self._retry = Retry(
+            "the blob store", first_s=0.5, max_s=5.0, clock=clock, stop=stop, random=machine.world
+        )
+
+    def put(self, path: Path, info: PayloadInfo) -> None:
+        data = path.read_bytes()
+        self._call(lambda: self._store().put(info.sha256, data))
+
+    def get(self, info: PayloadInfo, path: Path) -> None:
+        data = self._call(lambda: self._store().get(info.sha256))
+        if data is None or hashlib.sha256(data).hexdigest() != info.sha256:
+            raise PayloadError(f"{info.sha256} is not there (any more): ask what is current")
+        write_durably(path, data)
+
+    def transfers(self) -> Transfers:
+        return Transfers()
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def _call(self, handle: Callable[[], object]) -> Any:
+        return self._retry.run(
+            lambda: self._network.call(self._to, handle, timeout_s=self._timeout_s),
+            what="a blob",
+        )
