@@ -34,6 +34,7 @@ class Ends:
     exchange: Exchange
     close: Callable[[tuple[int, ...]], None]
     carriage: Carriage | None = None  # the central's choice of codecs; None: the configuration's
+    retries: Callable[[], int] = lambda: 0  # requests so far that were repeats
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,9 +225,15 @@ def _federated(
     def close(keep: tuple[int, ...]) -> None:
         session.leave(keep)
         exchange.close()
+        if carrier is not None:
+            carrier.close()
         port.close()
 
-    return Ends(session, exchange, close, carriage)
+    def retries() -> int:
+        carried = 0 if carrier is None else carrier.transfers().retries
+        return port.num_retries + fleet.num_retries + carried
+
+    return Ends(session, exchange, close, carriage, retries)
 
 
 def _check_size(start: Start, *, theirs_mb: int, ours_mb: int) -> None:

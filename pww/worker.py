@@ -163,7 +163,7 @@ def _train(
         stack.callback(lambda: ends.close(_unsent(outbox)))  # the goodbye first: wandb may be slow
     report = Report(
         run, metrics=metrics, outbox=outbox, plan=plan, every_rounds=config.evaluation.every_rounds,
-        clock=clock,
+        clock=clock, retries=None if ends is None else ends.retries,
     )  # fmt: skip
     stack.callback(report.close)
     loop.run(

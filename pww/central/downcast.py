@@ -45,9 +45,15 @@ class Downcast:
         if self._residuals is not None:
             self._residuals.read(name, residual, start=start)
             v.add_(residual)
-        parts = self._codec.encode(v)
+        parts = {part: _own(values, v) for part, values in self._codec.encode(v).items()}
         q = self._codec.decode(parts, (v.numel(),))
         torch.sub(v, q, out=residual)
         torch.sub(before, q, out=theta)
         require_finite(theta)
         return parts
+
+
+def _own(part: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """A part in memory of its own: an exact codec's is the tensor itself, which changes."""
+    shared = part.untyped_storage().data_ptr() == v.untyped_storage().data_ptr()
+    return part.clone() if shared else part

@@ -3,7 +3,7 @@
 import logging
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -58,10 +58,13 @@ class Report:
         plan: PhasePlan,
         every_rounds: int,
         clock: Clock,
+        retries: Callable[[], int] | None = None,
     ) -> None:
+        """`retries` counts the requests that were repeats, over the life of this process."""
         self._run, self._metrics, self._outbox, self._plan = run, metrics, outbox, plan
         self._every, self._clock = every_rounds, clock
         self._tokens_total = 0 if outbox.last is None else outbox.last.tokens_total
+        self._retries, self._retried = retries or (lambda: 0), 0
         self._exchange_s = 0.0
         self._evaluated = -1
         self._row: dict[str, Any] | None = None
@@ -143,11 +146,14 @@ class Report:
         told = _measured(entry)
         if not entry.offer.finite and told["loss"] == 0.0:
             told["loss"] = math.nan  # a message cannot say so
+        before, self._retried = self._retried, self._retries()
+        retried = self._retried - before
         self._row = {
             "step": entry.step, "round": verdict.round, "tokens": entry.tokens_total,
             "loss": told.pop("loss"), "base_round": entry.offer.base_round,
             "outcome": verdict.outcome, "reason": verdict.reason, "delta": entry.offer.delta,
             "bytes_sent": entry.offer.payload.size_bytes, "exchange_seconds": self._exchange_s,
+            "retries": retried,
             "phase_tokens": told.pop("tokens"), **told,
         }  # fmt: skip
         if not merged:
@@ -158,6 +164,8 @@ class Report:
         if self._metrics is None or self._row is None:
             return
         row, self._row = self._row, None
+        if theta is not None:
+            row["bytes_received"] = theta.received_bytes
         merge = None if theta is None else theta.report
         # whoever pulls late finds the theta of a later merge, which did not take this delta
         if merge is not None and merge.round == row["round"]:

@@ -39,7 +39,14 @@ RUN = "0" * 32
 MODEL = "1" * 64
 SHAPES = {"w": (1000,)}
 TRANSPORT = Transport(
-    kind="inline", limit_mb=8, timeout_s=5.0, poll_s=0.05, retry_first_s=0.05, retry_max_s=0.3
+    kind="inline",
+    url="none",
+    down="whole",
+    limit_mb=8,
+    timeout_s=5.0,
+    poll_s=0.05,
+    retry_first_s=0.05,
+    retry_max_s=0.3,
 )
 LIMIT_S = 40.0
 

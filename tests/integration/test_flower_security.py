@@ -32,7 +32,14 @@ from pww.transport.serve import AsgiServer
 from pww.transport.site_key import SiteKey
 
 TRANSPORT = Transport(
-    kind="inline", limit_mb=8, timeout_s=5.0, poll_s=0.05, retry_first_s=0.05, retry_max_s=0.3
+    kind="inline",
+    url="none",
+    down="whole",
+    limit_mb=8,
+    timeout_s=5.0,
+    poll_s=0.05,
+    retry_first_s=0.05,
+    retry_max_s=0.3,
 )
 
 

@@ -40,7 +40,14 @@ DARL = Darl(
     restore_grace_s=60.0, ahead=False, max_attempts=0,
 )  # fmt: skip
 TRANSPORT = Transport(
-    kind="inline", limit_mb=64, timeout_s=30.0, poll_s=0.1, retry_first_s=0.01, retry_max_s=0.05
+    kind="inline",
+    url="none",
+    down="whole",
+    limit_mb=64,
+    timeout_s=30.0,
+    poll_s=0.1,
+    retry_first_s=0.01,
+    retry_max_s=0.05,
 )
 SPACE = BlockSpace(
     num_windows=78, block_windows=4, seed=1, epochs=1, window_tokens=9, corpus="c" * 64

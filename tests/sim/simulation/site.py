@@ -252,7 +252,8 @@ class Site:
                 came = exchange.came
                 self.books.seen["theta came whole"] += came.whole
                 self.books.seen["theta came by update"] += came.updates
-                self.books.seen["theta repaired"] += came.repairs
+                if came.repairs:
+                    self.world.fail(f"{self.replica} has other bits than the central after updates")
             outbox.close()
 
     def _carrier(self) -> Carrier | None:

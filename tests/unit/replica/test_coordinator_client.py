@@ -35,7 +35,14 @@ from pww.wire import (
 TOKEN = "0" * 32
 DIGEST = "1" * 64
 TRANSPORT = Transport(
-    kind="inline", limit_mb=64, timeout_s=1.0, poll_s=0.1, retry_first_s=0.01, retry_max_s=0.05
+    kind="inline",
+    url="none",
+    down="whole",
+    limit_mb=64,
+    timeout_s=1.0,
+    poll_s=0.1,
+    retry_first_s=0.01,
+    retry_max_s=0.05,
 )
 ACQUIRE = Acquire(replica="s/a", incarnation=TOKEN, key=TOKEN, num_blocks=1, ttl_s=60.0)
 LEAVE = Leave(replica="s/a", incarnation=TOKEN)

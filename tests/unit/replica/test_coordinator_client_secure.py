@@ -29,7 +29,14 @@ from pww.wire import Acquire, Acquired, Exhausted, Leave, Refusal
 
 LIFE = "1" * 32
 TRANSPORT = Transport(
-    kind="inline", limit_mb=64, timeout_s=5.0, poll_s=0.1, retry_first_s=0.01, retry_max_s=0.05
+    kind="inline",
+    url="none",
+    down="whole",
+    limit_mb=64,
+    timeout_s=5.0,
+    poll_s=0.1,
+    retry_first_s=0.01,
+    retry_max_s=0.05,
 )
 ACQUIRE = Acquire(replica="lumi/a", incarnation=LIFE, key="0" * 32, num_blocks=1, ttl_s=60.0)
 EXHAUSTED = Acquired(answer=Exhausted(committed=3), round=2)
