@@ -82,7 +82,7 @@ def carriage(config: Config, *, blob_port: int) -> Carriage:
     """How payloads travel in this run; what the central was configured to holds for every site."""
     transport, codec = config.transport, config.codec
     return Carriage(
-        codec=codec.kind, feedback=codec.feedback, inline_mb=transport.inline_mb,
+        codec=codec.name, feedback=codec.feedback, inline_mb=transport.inline_mb,
         blob_port=blob_port, url="" if transport.url == "none" else transport.url,
     )  # fmt: skip
 

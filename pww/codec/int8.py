@@ -1,9 +1,9 @@
 """Codec int8: whole steps from -127 to 127 of a 127th of the block's largest magnitude.
 
-    bytes = n + 4 * ceil(n / 4096)                8.0078 bits a parameter
+    bytes = n + 4 * ceil(n / 4096)                              8.0078 bits a parameter
 
-Error: at most half a step, but for fp32's rounding; the largest magnitude is never exceeded. Codes
-are `round_half_even(x / scale)` with `scale = max|x| * (1/127 rounded down)`.
+`scale = max|x| * (1/127 rounded down)`, `code = round_half_even(x / scale)`. Error: half a step,
+but for fp32's rounding; no decoded magnitude is above the block's largest.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import torch
 
 from pww.codec.blocks import Columns
-from pww.codec.scales import check_scales, divisors, peaks, step_scales
+from pww.codec.scales import LARGEST, check_scales, divisors, peaks, step_scales
 from pww.errors import PayloadError
 
 LEVELS = 127
@@ -42,13 +42,18 @@ class Int8Rows:
         Raises:
             PayloadError: a scale or a code is none of this codec's.
         """
-        check_scales(parts["scales"], levels=LEVELS)
+        check_scales(parts["scales"], largest=LARGEST / LEVELS)
         if int(parts["codes"].amin()) < -LEVELS:
             raise PayloadError("an int8 code of -128 is damaged: codes are -127 to 127")
         rows.copy_(parts["codes"]).mul_(parts["scales"])
 
     def bound(self, rows: torch.Tensor) -> torch.Tensor:
         """Half a step, and what fp32 rounds on the way."""
-        peak = peaks(rows)
-        scales = step_scales(peak, levels=LEVELS)
-        return torch.where(scales > 0, scales * (0.5 + 2.0**-15), peak).expand(rows.shape)
+        return step_bound(rows, levels=LEVELS)
+
+
+def step_bound(rows: torch.Tensor, *, levels: int) -> torch.Tensor:
+    """Half a step; of rows that decode to zero, their peak."""
+    peak = peaks(rows)
+    scales = step_scales(peak, levels=levels)
+    return torch.where(scales > 0, scales * (0.5 + 2.0**-15), peak).expand(rows.shape)

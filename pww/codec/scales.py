@@ -1,19 +1,25 @@
-"""Scales: one fp32 a row, computed and checked with operations that no device rounds differently.
+"""Scales and sums of rows, made and checked with operations that no device rounds differently.
 
-Only multiplication, division of tensor by tensor, maximum: a division by a Python number would
-become a multiplication by its inverse on some devices and not on others.
+Only additions in a stated order, multiplications, divisions of tensor by tensor, maxima: a division
+by a Python number becomes a multiplication by its inverse on some devices, and a library's `sum`
+adds in an order of its own.
 """
 
 import numpy as np
 import torch
+from torch.nn.functional import pad
 
 from pww.codec.finite import is_finite
 from pww.errors import NotFiniteError, PayloadError
 
 SMALLEST = 2.0**-100
-"""Rows whose largest magnitude is below decode to zero: so no scale and no product of a scale is
-denormal, and a device that flushes denormals finds the same bits. Feedback keeps what is lost."""
+"""Rows whose scale would come from a magnitude below it decode to zero: so no scale and no product
+of one is denormal, and a device that flushes denormals finds the same bits. What is lost, error
+feedback keeps."""
 LARGEST = float(np.finfo(np.float32).max)
+TOO_LARGE = (
+    "a value is nan or inf, or too large for this codec: use codec=fp32, and doubt the delta"
+)
 
 
 def peaks(rows: torch.Tensor) -> torch.Tensor:
@@ -25,7 +31,7 @@ def peaks(rows: torch.Tensor) -> torch.Tensor:
     # two reductions without scratch are faster than one over `abs`; both carry nan through
     largest = torch.maximum(rows.amax(1, keepdim=True), rows.amin(1, keepdim=True).neg_())
     if not is_finite(largest):
-        raise NotFiniteError("a value is nan or inf")
+        raise NotFiniteError(TOO_LARGE)
     return largest
 
 
@@ -40,19 +46,41 @@ def step_scales(peak: torch.Tensor, *, levels: int) -> torch.Tensor:
 
 
 def divisors(scales: torch.Tensor) -> torch.Tensor:
-    """What to divide by; 1 for rows that are all zero... and stay so, being below half a step."""
+    """What to divide by. 1 where the scale is 0: such values are far below half a step of 1."""
     return torch.where(scales > 0, scales, 1.0)
 
 
-def check_scales(scales: torch.Tensor, *, levels: int) -> None:
-    """Lets scales pass that are finite, not negative, and cannot make a value infinite.
+def sums(rows: torch.Tensor) -> torch.Tensor:
+    """Sums of rows as a column: with zeros up to a power of two, half is added to half."""
+    width = rows.shape[1]
+    full = 1 << (width - 1).bit_length()
+    if full > width:
+        rows = pad(rows, (0, full - width))
+    while full > 1:
+        full //= 2
+        rows = rows[:, :full] + rows[:, full:]
+    return rows
+
+
+def means(total: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
+    """`total / count` for scales: 0 where nothing was counted or the mean is (nearly) zero.
+
+    Raises:
+        NotFiniteError: a total is nan or inf.
+    """
+    if not is_finite(total):
+        raise NotFiniteError(TOO_LARGE)
+    mean = total / count.clamp_min(1.0)
+    return torch.where(mean >= SMALLEST, mean, 0.0)
+
+
+def check_scales(scales: torch.Tensor, *, largest: float = LARGEST) -> None:
+    """Lets scales pass that are 0 to `largest`.
 
     Raises:
         PayloadError: one is none of a codec's.
     """
     low, high = (float(end) for end in torch.aminmax(scales))
-    if bool(torch.signbit(scales).any()) or not high * levels <= LARGEST:
+    if bool(torch.signbit(scales).any()) or not high <= largest:
         worst = high if low >= 0 and high > 0 else low
-        raise PayloadError(
-            f"a scale of {worst:g} is damaged: scales are 0 to {LARGEST / levels:.6g}"
-        )
+        raise PayloadError(f"a scale of {worst:g} is damaged: scales are 0 to {largest:.6g}")

@@ -4,6 +4,7 @@ A tensor `w` becomes the file's tensors `w/<part>`, as its codec lays them out; 
 codec and every tensor's own shape. The digest is checked before anything is decoded.
 """
 
+import hashlib
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -28,11 +29,13 @@ def write_payload(
     shapes: Mapping[str, Sequence[int]],
     codec: Codec,
     *,
+    seed: str = "",
     lost: Callable[[str, torch.Tensor], None] | None = None,
 ) -> PayloadInfo:
     """Encodes `tensors` (in the order of `shapes`) into `path`, durably, or leaves nothing.
 
-    `lost` is told of each tensor what decoding will not give back: tensor - decoded.
+    `lost` is told of each tensor what decoding will not give back: tensor - decoded. `seed` is a
+    text that is another for every payload; codecs that draw, draw by it and the tensor's name.
 
     Raises:
         NotFiniteError: a value of a named tensor is nan or inf.
@@ -48,7 +51,7 @@ def write_payload(
                     f"tensor {name} has shape {tuple(tensor.shape)}, announced was {own.get(name)}"
                 )
             try:
-                parts = codec.encode(tensor)
+                parts = codec.encode(tensor, seed=_seed(seed, name))
             except NotFiniteError as fault:
                 raise NotFiniteError(f"tensor {name}: {fault}") from fault
             for part, values in parts.items():
@@ -197,6 +200,11 @@ class PayloadReader:
 
 def _wrong_size(what: str, size_bytes: int, info: PayloadInfo) -> str:
     return f"{what} has {size_bytes} bytes, announced were {info.size_bytes}: send it again"
+
+
+def _seed(payload: str, tensor: str) -> int:
+    """64 bits: no two tensors of a run draw alike."""
+    return int.from_bytes(hashlib.sha256(f"{payload}\0{tensor}".encode()).digest()[:8], "little")
 
 
 def payload_layout(shapes: Mapping[str, tuple[int, ...]], codec: Codec) -> Layout:
