@@ -24,7 +24,7 @@ from pww.transport.piece_file import MAX_PIECES, runs
 from pww.wire import PayloadInfo
 
 _SHA256 = re.compile(r"[0-9a-f]{64}\Z")
-_REPLICA = re.compile(r"([a-z0-9_.-]+/[a-z0-9_.-]+)?\Z")
+_REPLICA = re.compile(r"([a-z0-9][a-z0-9_.-]{0,31}/[a-z0-9][a-z0-9_.-]{0,31})?\Z")
 _UPLOAD = re.compile(r"([0-9a-f]{64})\+([0-9]{1,19})\+[a-z0-9_.+-]*\Z")
 
 

@@ -46,7 +46,7 @@ class PieceFile:
         self._sha256, self._lock = sha256, threading.Lock()
         self._hashing, self._hash, self._hashed = threading.Lock(), hashlib.sha256(), 0
         head = f"{sha256} {size_bytes} {piece_bytes}\n".encode()
-        self._done = self._read(head)
+        self._done, self._renamed = self._read(head), False
         if not self._done:
             for path in (self._journal, self._part):  # the journal first: it claims the bytes
                 path.unlink(missing_ok=True)
@@ -154,8 +154,10 @@ class PieceFile:
                 f"{self.size_bytes} bytes with SHA-256 {self._sha256} were announced, those that "
                 f"came have {found}"
             )
-        os.fsync(self._fd)
-        self._part.replace(path)
+        if not self._renamed:
+            os.fsync(self._fd)
+            self._part.replace(path)
+            self._renamed = True  # a folder that cannot be synced now may be later
         sync_folder(path.parent)
         self.close()
         self._journal.unlink(missing_ok=True)
