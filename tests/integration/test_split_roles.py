@@ -3,28 +3,33 @@ to the bit, whichever of the two is killed, and whoever is started first.
 """
 
 import json
+import os
 import signal
 import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
-from conftest import Project
+from conftest import Project, _environment
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "programs"))
 
 from kills import Nursery, Sprout
 from split import Split, SplitKiller
 
+from pww.central import credentials
+from pww.clock import SystemClock
 from pww.demo import free_ports
+from pww.transport.tls import client_context
 
-KILLS, KILLS_A_RUN = 10, 6
+KILLS, KILLS_A_RUN = 10, 10
 
 
-@pytest.fixture
-def nursery(project: Project) -> Iterator[Nursery]:
-    made = Nursery(project.folder, project.env)
+@pytest.fixture(scope="module")
+def nursery(project_copy: Path) -> Iterator[Nursery]:
+    made = Nursery(project_copy, _environment(project_copy))
     yield made
     made.close()
 
@@ -38,7 +43,7 @@ def federation(nursery: Nursery, project: Project, *overrides: str) -> Split:
 def test_either_is_killed_ten_times(nursery: Nursery, project: Project) -> None:
     killed, hits, seed = Counter[str](), Counter[str](), 0
     while killed.total() < KILLS:
-        run = federation(nursery, project, "data.max_windows=800")
+        run = federation(nursery, project, "data.max_windows=960")
         told = SplitKiller(run, seed).run(min(KILLS_A_RUN, KILLS - killed.total()), ("a", "b"))
         run.check()
         assert told.killed.total(), "a run in which nobody is killed shows nothing"
@@ -53,25 +58,18 @@ def test_either_is_killed_ten_times(nursery: Nursery, project: Project) -> None:
 def test_whoever_comes_first_waits_and_nobody_is_there_twice(
     nursery: Nursery, project: Project
 ) -> None:
-    run = federation(nursery, project)
+    run = federation(nursery, project, "data.max_windows=480")
     aggregator = run.role("aggregator")
     aggregator.until(lambda: "no coordinator runs on this run folder" in aggregator.text())
     assert "central.roles=[coordinator]" in aggregator.text()
-    second = run.role("aggregator", "central.aggregator_port=1")
-    assert second.wait(60) == 1
-    assert "another central (or its aggregator) serves it" in second.text()
     aggregator.kill()
 
     coordinator = run.role("coordinator")
     coordinator.until(lambda: " serves " in coordinator.text())
     first, other = run.site("a", STEP_S="0.02"), run.site("b", "site.name=elsewhere", STEP_S="0.02")
-    for role in ("coordinator", "coordinator,aggregator"):
-        whole = run.nursery.start(
-            "-m", "pww.central", *run.overrides, "run.name=central", "central.port=1",
-            "central.aggregator_port=2", f"central.roles=[{role}]", log=project.folder / "x.log",
-        )  # fmt: skip
-        assert whole.wait(60) == 1
-        assert "is in use by another process: another central (or its coordinator)" in whole.text()
+    whole = run.central("central.port=1", "central.aggregator_port=2")
+    assert whole.wait(60) == 1
+    assert "is in use by another process: another central (or its coordinator)" in whole.text()
 
     # of two sites that come to a coordinator alone one joins, the other one waits, and says why
     sites = {"local": first, "elsewhere": other}
@@ -121,8 +119,6 @@ def test_other_settings_are_named_and_a_stop_stops(nursery: Nursery, project: Pr
     assert "diloco.outer.lr=0.5: the coordinator of this run has 0.7" in odd.text()
     aggregator = run.role("aggregator")
     aggregator.until(lambda: " serves " in aggregator.text())
-    import os
-
     for process in (aggregator, coordinator):
         os.kill(process.pid, signal.SIGTERM)
         assert process.wait(30) == 130
@@ -133,3 +129,39 @@ def test_other_settings_are_named_and_a_stop_stops(nursery: Nursery, project: Pr
     assert waits.wait(30) == 130
     for text in (coordinator.text(), aggregator.text(), waits.text(), odd.text()):
         assert "Traceback" not in text
+
+
+def test_keys_and_revocation_hold_at_both_and_a_new_secret_is_followed(
+    nursery: Nursery, project: Project
+) -> None:
+    keys, clock = project.outputs / "keys", SystemClock()
+    replicas = ["local/a", "local/b"]
+    credentials.init(keys, hosts=[], replicas=replicas, port=29510, clock=clock)
+    run = federation(nursery, project, "central.security.keys=outputs/keys", "data.max_windows=720")
+    coordinator, aggregator = run.role("coordinator"), run.role("aggregator")
+    guarded = (
+        f"central.url=https://127.0.0.1:{run.ports[0]}", "central.bundle=outputs/keys/bundles/local"
+    )  # fmt: skip
+    a = run.site("a", "central.security.keys=none", *guarded, STEP_S="0.06")
+    b = run.site("b", "central.security.keys=none", *guarded, STEP_S="0.06")
+    tls = client_context((keys / "ca.pem").read_text())
+    aggregator.until(lambda: run.merges() >= 1)
+    with httpx.Client(verify=tls, trust_env=False) as client:
+        for port, path in ((run.ports[0], "acquire"), (run.ports[1], "fleet/pull-messages")):
+            answer = client.post(f"https://127.0.0.1:{port}/v1/{path}", content=b"")
+            assert answer.status_code == 401
+    coordinator.kill()
+    (run.state / "session.secret").unlink()
+    coordinator = run.role_again("coordinator")
+    known = run.merges()
+    aggregator.until(lambda: run.merges() >= known + 2)
+    credentials.revoke(keys, replica="local/b")
+    assert b.wait(60) == 1
+    assert "local/b was revoked" in b.text() or "is not the key of" in b.text()
+    assert a.wait() == 0
+    assert [aggregator.wait(60), coordinator.wait(60)] == [0, 0]
+    run.check_exactly_once()
+    assert "local/b takes part no more" in aggregator.text()
+    for process in (a, b, aggregator, coordinator):
+        assert "Traceback" not in process.text()
+    assert (run.state / "books").stat().st_mode & 0o777 == 0o700
