@@ -1,9 +1,8 @@
 """The aggregator: deltas in, one merge a round, committed in the same transaction as the round.
 
-A delta is durable and whole before the coordinator books it; a merge is a durable generation before
-the coordinator's transaction makes it current. A kill between any two instructions leaves the old
-round or the new one: on opening, staged deltas are found again by the ledger, and what the ledger
-does not name is swept.
+A delta is durable and whole before it is booked; a merge is a durable generation before the books'
+transaction makes it current. A kill between any two instructions leaves the old round or the new
+one: on opening, staged deltas are found again by the books, and what those do not name is swept.
 """
 
 import errno

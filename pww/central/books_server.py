@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from pww import __version__
 from pww.central.books import Books
-from pww.central.books_socket import Channel, Gone, listen
+from pww.central.books_socket import SLICE_S, Channel, Gone, listen
 from pww.central.books_wire import (
     BAD,
     CALL,
@@ -31,6 +31,7 @@ from pww.central.books_wire import (
     Fault,
     Follow,
     Head,
+    News,
     Publish,
     Receive,
     Reject,
@@ -118,6 +119,8 @@ class BooksServer:
                     return
                 if isinstance(call, Attach):
                     answer, attached = self._attach(call)
+                elif isinstance(call, Follow):
+                    answer = GOOD + as_json(self._news(call, channel))
                 else:
                     answer = self._answer(call)
                 channel.send(answer)
@@ -156,11 +159,23 @@ class BooksServer:
                 self._feed.attach(False)
                 log.info("the aggregator is gone; sites wait for it and lose nothing")
 
+    def _news(self, call: Follow, channel: Channel) -> News:
+        """What there is to follow, soon; a follower that died meanwhile holds nobody up.
+
+        Raises:
+            Gone: it did.
+        """
+        until_s = self._clock.monotonic() + NEWS_S
+        while True:
+            news = self._feed.since(call.seen, life=call.life, wait_s=SLICE_S)
+            old = news.life == call.life and self._clock.monotonic() < until_s
+            if news.notes or not old or self._closing.is_set():
+                return news
+            if channel.hung_up():
+                raise Gone("it hung up")
+
     def _answer(self, call: BooksCall) -> bytes:
         try:
-            if isinstance(call, Follow):
-                news = self._feed.since(call.seen, life=call.life, wait_s=NEWS_S)
-                return GOOD + as_json(news)
             with self._calling:  # one given up by its caller may still be under way
                 return GOOD + as_json(self._value(call))
         except PwwError as why:

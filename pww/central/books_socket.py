@@ -108,6 +108,15 @@ class Channel:
             raise Gone(f"a message of {size} bytes was announced, more than {MAX_BYTES}")
         return self._exactly(size, FRAME_S, gives_up)
 
+    def hung_up(self) -> bool:
+        """Whether the other end is gone; reads nothing."""
+        try:
+            return not self._connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
     def close(self) -> None:
         """Hangs up."""
         self._connection.close()

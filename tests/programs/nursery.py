@@ -2,7 +2,8 @@
 
     python nursery.py       then a JSON object a line on standard input:
     {"argv": ["-m", "pww.central", WORD…] or [PROGRAM.py, WORD…], "log": FILE, "env": {…}}
-    {"argv": ["central", FOLDER], …}    the central of that run folder, by its frozen configuration
+    {"argv": ["central", FOLDER, ROLE…], …}     the central of that run folder, by its frozen
+                                                configuration, with these roles (none: as frozen)
 
 Each is run as `python ARGV` would run it, in a process of its own; nothing but the imports is
 shared, and a central that is started by its folder does not compose its configuration again.
@@ -49,7 +50,10 @@ def birth(argv: list[str], log: str, env: dict[str, str]) -> None:
             from pww.central.__main__ import _start
             from pww.config.load import read_config
 
-            code = _start(read_config(Path(argv[1]) / "config.yaml"))
+            config = read_config(Path(argv[1]) / "config.yaml")
+            roles = tuple(argv[2:]) or config.central.roles
+            central = config.central.model_copy(update={"roles": roles})
+            code = _start(config.model_copy(update={"central": central}))
             sys.stdout.flush()
             os._exit(code)
         else:
