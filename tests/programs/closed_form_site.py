@@ -5,7 +5,7 @@
 
 Each inner step moves theta a tenth of the way to the mean of its windows' targets, so that an
 independent replay of the draw logs predicts every theta. Environment: STEP_S seconds a step,
-NAN_PHASES phases that end in nan.
+NAN_PHASES phases that end in nan, ROWS of the weight (3).
 """
 
 import os
@@ -20,13 +20,14 @@ from pww.config.load import compose
 from pww.trainer.api import EvalResult, PhaseResult
 from pww.worker import main
 
-SHAPES = {"bias": (), "empty": (0,), "weight": (3, 2)}
+ROWS = int(os.environ.get("ROWS", "3"))
+SHAPES = {"bias": (), "empty": (0,), "weight": (ROWS, 2)}
 RATE = 0.1
 
 
 def target(window: int) -> torch.Tensor:
-    """What a window pulls theta to: six numbers that depend on its id alone."""
-    return torch.tensor([[(window * k) % 97 / 97.0 for k in (3, 5)] for _ in range(3)])
+    """What a window pulls theta to: two numbers in every row that depend on its id alone."""
+    return torch.tensor([[(window * k) % 97 / 97.0 for k in (3, 5)]]).expand(ROWS, 2)
 
 
 def step(weight: torch.Tensor, bias: torch.Tensor, windows: list[int]):
@@ -49,7 +50,7 @@ class ClosedForm:
         self.theta = {
             "bias": torch.tensor(1.0),
             "empty": torch.zeros(0),
-            "weight": torch.full((3, 2), float(config.seed)),
+            "weight": torch.full((ROWS, 2), float(config.seed)),
         }
 
     def shapes(self):

@@ -15,7 +15,7 @@ QUICK = (
     "data.max_windows=960", "diloco.inner_steps=20", "darl.heartbeat_s=0.3", "darl.detect_s=1.5",
     "darl.ttl_floor_s=3", "darl.restore_grace_s=3", "transport.poll_s=0.1",
     "transport.retry_max_s=1", "metrics.wandb.mode=disabled", "optim.batch_windows=4",
-    "central.linger_s=1",
+    "central.linger_s=1", "transport.down=whole",
 )  # fmt: skip
 
 

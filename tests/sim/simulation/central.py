@@ -16,7 +16,7 @@ from pww.central.aggregator import Aggregator
 from pww.central.coordinator import Coordinator
 from pww.central.inbox import CentralInbox
 from pww.central.ledger import FILE, Ledger
-from pww.codec import get_codec
+from pww.codec import codec_named
 from pww.errors import PwwError
 from pww.federation.rounds import Rounds
 from pww.transport import update as pww_update
@@ -177,7 +177,7 @@ class Central:
         )  # fmt: skip
         carried = config.transport.kind == "blob"
         store = Store(self.folder / "blobs") if carried else None
-        down = None if config.transport.down == "whole" else get_codec("fp32")  # exact: laws hold
+        down = None if config.transport.down == "whole" else codec_named("fp32")  # exact: laws hold
         aggregator = Aggregator(
             coordinator, folder=self.folder, diloco=config.diloco, clock=self.clock, down=down,
             shelf=store, inline_bytes=0 if carried else 1_000_000,

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pww.codec import get_codec
+from pww.codec import codec_named
 from pww.errors import PayloadError, PwwError, StateError
 from pww.federation.records import describe
 from pww.replica.thetas import Thetas
@@ -15,7 +15,7 @@ from pww.transport.tensorfile import TensorReader, state_hash
 from pww.wire import Invitation, PayloadInfo, Update
 
 SHAPES: Mapping[str, tuple[int, ...]] = {"w": (60, 100), "b": (3,)}
-INT8 = get_codec("int8")
+INT8 = codec_named("int8")
 
 
 class Run:

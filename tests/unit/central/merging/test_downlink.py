@@ -14,7 +14,7 @@ from pww.central.generations import Generations, name_of
 from pww.central.merge import merge
 from pww.central.screening import StagedPayload, inspect, screen
 from pww.central.updates import Updates
-from pww.codec import get_codec
+from pww.codec import codec_named
 from pww.config.load import compose
 from pww.errors import PayloadError, StateError
 from pww.transport.fingerprint import PIECE
@@ -24,7 +24,7 @@ from pww.transport.update import apply_update
 from pww.wire import model_digest
 
 F = np.float32
-DOWN = get_codec("int8")
+DOWN = codec_named("int8")
 LARGE = {"long": (2 * PIECE + 4099,), "flat": (3, 5), "empty": (0,), "scalar": ()}
 
 
@@ -45,7 +45,7 @@ def some(shapes, seed: int, scale: float = 1.0) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("kind", ["int8", "bf16", "fp32"])
 def test_three_rounds_of_the_pinned_lines_in_numpy(tmp_path: Path, kind: str) -> None:
     """theta', v, q, e and theta as diloco.md pins them; q is what the update's file decodes to."""
-    down = get_codec(kind)  # type: ignore[arg-type]
+    down = codec_named(kind)
     generations = Generations(tmp_path / "generations")
     start = some(LARGE, 0)
     with generations.draft(0, LARGE) as draft:
@@ -59,7 +59,7 @@ def test_three_rounds_of_the_pinned_lines_in_numpy(tmp_path: Path, kind: str) ->
     for number in (1, 2, 3):
         delta = some(LARGE, number, 1e-2)
         path = tmp_path / f"{number:032x}"
-        info = write_payload(path, delta.items(), LARGE, get_codec("fp32"))
+        info = write_payload(path, delta.items(), LARGE, codec_named("fp32"))
         staged = StagedPayload(path.name, "", "a/x", path, info, 10, 0, False)
         base = generations.open(name_of(number - 1))
         with (

@@ -1,0 +1,110 @@
+"""Compressed both ways, carried every way: real processes, kills, the same bits on all sides."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import Project
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "programs"))
+
+from federation import Federation, mid_phase
+
+ROWS = "4000"
+WHOLE = 4 * 8000
+"""Bytes of theta, about."""
+WAYS = {
+    "blob": ("transport=blob", "transport.down=int8", "codec=int8", "central.keep_deltas=true"),
+    "messages": ("transport=inline", "transport.down=int4", "codec=int4"),
+    "both": ("transport=auto", "transport.limit_mb=1", "transport.down=bf16", "codec=fp16"),
+    "file": ("transport=file", "transport.limit_mb=1", "transport.down=int8", "codec=topk"),
+}
+
+
+def told(federation: Federation, name: str) -> list[dict[str, object]]:
+    return [row for row in federation.rows(name, "outer") if "bytes_received" in row]
+
+
+def check_hashes(federation: Federation, names: str) -> None:
+    """Every theta that a site evaluated is the central's of that round, to the bit."""
+    final = json.loads((federation.project.outputs / "central/final/theta.json").read_text())
+    rows = [row for name in names for row in federation.rows(name, "eval")]
+    by_round: dict[object, set[object]] = {}
+    for row in rows:
+        by_round.setdefault(row["round"], set()).add(row["state_hash"])
+    assert all(len(hashes) == 1 for hashes in by_round.values()), by_round
+    assert by_round[final["round"]] == {final["state_hash"]}
+
+
+@pytest.mark.parametrize("way", ["blob", "messages", "both"])
+def test_two_sites_have_the_centrals_bits_with_few_bytes(
+    project: Project, free_ports: tuple[int, int], way: str
+) -> None:
+    federation = Federation(project, free_ports, *WAYS[way])
+    central = federation.central()
+    sites = [federation.site(name, STEP_S="0.02", ROWS=ROWS) for name in "ab"]
+    assert [site.wait() for site in sites] == [0, 0], sites[0].text() + sites[1].text()
+    assert central.wait() == 0, central.text()
+    federation.check_exactly_once()
+    check_hashes(federation, "ab")
+    for name, site in zip("ab", sites, strict=True):
+        assert "downloaded whole" not in site.text(), "an update led elsewhere"
+        rows = told(federation, name)
+        assert rows
+        assert all(0 < row["bytes_received"] < 0.8 * WHOLE for row in rows), rows  # type: ignore[operator]
+        assert all(row["bytes_sent"] < 0.6 * WHOLE for row in rows)  # type: ignore[operator]
+        assert all(row["retries"] >= 0 for row in rows)  # type: ignore[operator]
+    state = project.outputs / "central/central"
+    objects = state / "blobs/objects"
+    assert not objects.exists() or not list(objects.iterdir()), "what is merged is not kept"
+    if way == "blob":
+        replayed = project.run("-m", "pww.central", "replay", "outputs/central")
+        assert "the run's theta, bit for bit" in replayed.stdout
+
+
+def test_kills_on_both_sides_change_no_bit(project: Project, free_ports: tuple[int, int]) -> None:
+    """A site goes on from the theta on its disk; the central from its residual and chain."""
+    federation = Federation(project, free_ports, *WAYS["blob"])
+    central = federation.central()
+    a = federation.site("a", STEP_S="0.05", ROWS=ROWS)
+    b = federation.site("b", STEP_S="0.05", ROWS=ROWS)
+    b.until(lambda: mid_phase(federation, "b"))
+    b.kill()
+    central.kill()
+    central = federation.central()
+    again = federation.site("b", STEP_S="0.02", ROWS=ROWS)
+    assert [a.wait(), again.wait(), central.wait()] == [0, 0, 0]
+    federation.check_exactly_once()
+    check_hashes(federation, "ab")
+    assert "downloaded whole" not in a.text() + again.text()
+    replayed = project.run("-m", "pww.central", "replay", "outputs/central")
+    assert "the run's theta, bit for bit" in replayed.stdout
+
+
+def test_a_spoiled_theta_on_a_sites_disk_is_repaired(
+    project: Project, free_ports: tuple[int, int]
+) -> None:
+    federation = Federation(project, free_ports, *WAYS["blob"])
+    central = federation.central()
+    a = federation.site("a", STEP_S="0.05", ROWS=ROWS)
+    a.until(lambda: mid_phase(federation, "a"))
+    newest = sorted((project.outputs / "a/theta").glob("theta-*"))[-1]
+    data = bytearray(newest.read_bytes())
+    data[-2] ^= 1
+    newest.write_bytes(bytes(data))
+    assert a.wait() == 0
+    assert central.wait() == 0
+    check_hashes(federation, "a")
+
+
+def test_the_centrals_codec_holds_for_every_site(
+    project: Project, free_ports: tuple[int, int]
+) -> None:
+    federation = Federation(project, free_ports, "codec=int8")
+    central = federation.central()
+    a = federation.site("a", "codec=fp32", ROWS=ROWS)
+    assert [a.wait(), central.wait()] == [0, 0]
+    assert "deltas travel as int8: the central's codec, not fp32" in a.text()
+    assert all(row["bytes_sent"] < 0.5 * WHOLE for row in federation.rows("a", "outer"))  # type: ignore[operator]
+    federation.check_exactly_once()
