@@ -18,8 +18,11 @@ import torch
 from torch.nn.functional import pad
 
 from pww.codec.blocks import BLOCK, Columns
+from pww.codec.finite import is_finite
 from pww.codec.fp16 import Fp16Rows
 from pww.codec.places import kept, largest_places, pack_places, places_bytes, unpack_places
+from pww.codec.scales import LARGEST, TOO_LARGE, peaks
+from pww.errors import NotFiniteError, PayloadError
 
 SIDE = 64
 
@@ -41,8 +44,10 @@ class DctRows:
         """Transforms and keeps the largest.
 
         Raises:
-            NotFiniteError: a value is nan or inf: then so is one of the largest coefficients.
+            NotFiniteError: a value is nan or inf, or so large that a sum of 64 would be.
         """
+        if float(peaks(rows).max()) > LARGEST / SIDE:
+            raise NotFiniteError(TOO_LARGE)
         coefficients = transform(rows)
         places = largest_places(coefficients, kept(rows.shape[1], self._keep))
         parts["places"].copy_(pack_places(places))
@@ -52,7 +57,7 @@ class DctRows:
         """Transforms back.
 
         Raises:
-            PayloadError: a part holds what this codec never writes.
+            PayloadError: a part holds what this codec never writes, or leaves fp32's range.
         """
         width = rows.shape[1]
         places = unpack_places(parts["places"], count=kept(width, self._keep), width=BLOCK)
@@ -60,6 +65,8 @@ class DctRows:
         self._values.decode(parts, values)
         coefficients = torch.zeros(rows.shape[0], BLOCK, device=rows.device)
         rows.copy_(inverse(coefficients.scatter_(1, places, values))[:, :width])
+        if not is_finite(rows):
+            raise PayloadError("coefficients are too large for fp32: the part is damaged")
 
     def bound(self, rows: torch.Tensor) -> torch.Tensor:
         """Norm of what is not kept and of fp16's part, and what fp32 rounds on the way."""

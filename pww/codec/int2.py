@@ -76,4 +76,5 @@ class Int2Rows:
                               torch.where(low, to_small, to_large))  # fmt: skip
         # a value at the mean moves both levels by its share in them
         moved = (low & high).sum(1, keepdim=True) * large / torch.minimum(lows, highs)
-        return torch.where(mean < 2.0**-99, sizes, nearest + near * 4 + moved + 2.0**-99).float()
+        nearest = nearest * (1 + 2.0**-22) + near * 4 + moved + 2.0**-99
+        return torch.where(mean < 2.0**-99, torch.maximum(sizes, nearest), nearest).float()

@@ -50,5 +50,5 @@ class SignRows:
         """Distance of the magnitude from the mean, and what fp32 rounds on the way."""
         sizes = rows.double().abs()
         mean = sizes.mean(1, keepdim=True)
-        far = (sizes - mean).abs() + mean * 2.0**-20
+        far = (sizes - mean).abs() * (1 + 2.0**-22) + mean * 2.0**-20
         return torch.where(mean < 2.0**-99, torch.maximum(sizes, far), far).float()

@@ -13,7 +13,7 @@ from pww.central.draft import Draft
 from pww.central.generations import Generations, name_of
 from pww.central.merge import Changed, Overflow, merge_finite
 from pww.central.screening import StagedPayload, inspect, screen
-from pww.codec import get_codec
+from pww.codec import codec_named
 from pww.codec.bf16 import Bf16
 from pww.codec.fp32 import Fp32
 from pww.config.load import compose
@@ -98,7 +98,7 @@ def test_a_large_merge_in_threads_is_numpys_bit_for_bit(tmp_path):
 def test_codecs_of_blocks_are_merged_in_pieces_with_the_same_bits(tmp_path, shapes):
     bench = Bench(tmp_path, shapes)
     a, b = values(shapes, 1), values(shapes, 2)
-    codec = get_codec("int8")
+    codec = codec_named("int8")
     bench.add("a/x", a)
     bench.add("b/y", b, codec=codec)
     bench.merge()
@@ -116,10 +116,10 @@ def test_parts_that_no_codec_wrote_are_left_out_by_name(tmp_path, bad):
         name = "int8"
 
         def layout(self, shape):
-            return get_codec("int8").layout(shape)
+            return codec_named("int8").layout(shape)
 
         def encode(self, tensor, *, seed=0):
-            parts = get_codec("int8").encode(tensor, seed=seed)
+            parts = codec_named("int8").encode(tensor, seed=seed)
             if tensor.numel() == 5:
                 parts["scales"].fill_(bad)
             return parts
