@@ -17,7 +17,7 @@ def options(url: str) -> dict[str, object]:
     """What s3fs needs to reach it."""
     return {
         "key": KEY, "secret": SECRET, "client_kwargs": {"endpoint_url": url},
-        "skip_instance_cache": True, "use_listings_cache": False,
+        "use_listings_cache": False,
     }  # fmt: skip
 
 
