@@ -10,10 +10,10 @@ import math
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
+from typing import Generic, Protocol, TypeVar
 
 from pww.clock import Clock
 from pww.errors import Stopped
-from pww.transport.blob_peer import BlobPeer
 from pww.transport.carrier import Tuning
 from pww.transport.retry import Retry
 
@@ -24,7 +24,21 @@ WINDOW_S = 1.0
 """A rate is measured for so long before connections are added, and after."""
 FASTER = 1.15
 """What a doubling must bring, to be followed by another."""
+STOPPED = "stopped in the middle of a transfer; it goes on where it was"
 SPEAK_AFTER_S, SPEAK_EVERY_S = 3.0, 10.0
+
+
+class Peer(Protocol):
+    """A connection, as far as it matters here."""
+
+    def drop(self) -> None:
+        """Ends it, from its own thread."""
+
+    def abort(self) -> None:
+        """Ends what it waits for, from another thread."""
+
+
+P = TypeVar("P", bound=Peer)
 
 
 class Progress:
@@ -72,14 +86,14 @@ class Progress:
         return took_s
 
 
-class Streams:
+class Streams(Generic[P]):
     """The threads of one transfer."""
 
     def __init__(
         self,
-        work: Callable[[BlobPeer, int], None],
+        work: Callable[[P, int], None],
         *,
-        connect: Callable[[], BlobPeer],
+        connect: Callable[[], P],
         retry: Retry,
         halt: threading.Event,
         progress: Progress,
@@ -93,7 +107,7 @@ class Streams:
         self._clock, self._stop = clock, stop
         self._lock = threading.Lock()
         self._fault: BaseException | None = None
-        self._peers: list[BlobPeer] = []
+        self._peers: list[P] = []
 
     def run(self, pieces: Iterable[int]) -> None:
         """Returns when every piece was moved.
@@ -103,10 +117,12 @@ class Streams:
             BaseException: the first that `work` raised and retrying did not mend.
         """
         queue = deque(pieces)
+        if self._stop.is_set():
+            raise Stopped(STOPPED)
         threads: list[threading.Thread] = []
         ended = threading.Semaphore(0)  # one for each thread that is over
 
-        def stream(peer: BlobPeer) -> None:
+        def stream(peer: P) -> None:
             try:
                 while not self._halt.is_set():
                     try:
@@ -147,7 +163,7 @@ class Streams:
             for thread in threads:
                 thread.join()
         if self._stop.is_set() and (self._fault is not None or queue):
-            raise Stopped("stopped in the middle of a transfer; it goes on where it was")
+            raise Stopped(STOPPED)
         if self._fault is not None:
             raise self._fault
 
