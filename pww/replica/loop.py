@@ -96,7 +96,8 @@ def run(
         if not entry.offer.finite:
             trainer.reset_inner()
         streak.count(entry, verdict)
-    beside.close()
+    if overlap:
+        beside.close()
     report.finish(ranks.share(lambda: exchange.pull(session.round)), trainer)
     if outbox.residual is not None:
         report.residual_lost(outbox.residual, why="end")

@@ -9,6 +9,8 @@ So a delta holds the movement of its own phase and nothing else: what delta n mo
 if it was merged and nowhere if it was rejected. One delta is on its way at most, hence deltas come
 in order, residuals follow verdicts, and no delta is stale by the overlap itself. Phase n + 2 goes
 on from x. fp32, one tensor at a time; x_sent lies on disk, so that no second model is in memory.
+Nothing uses the exchange from the pull of theta_new until delta n + 1 is durable, so the file of
+theta_new is there for as long as it is needed.
 
 A crash or a stop loses the phase that runs, as without overlap: delta n is durable and is offered
 again, and the next process starts from theta. No blend of theta_new and x is offered: a delta would

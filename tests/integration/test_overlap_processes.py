@@ -63,24 +63,23 @@ def test_sharded_weights_move_with_theta(tmp_path: Path) -> None:
             assert thetas[n + 1][name] == pytest.approx(outer, abs=1e-6)
 
 
-def test_sites_that_overlap_are_killed_and_nothing_is_lost(
+def test_a_site_that_overlaps_is_killed_and_nothing_is_lost(
     project: Project, free_ports: tuple[int, int]
 ) -> None:
-    federation = Federation(project, free_ports, "diloco.overlap=true", "codec=bf16")
+    federation = Federation(
+        project, free_ports, "diloco.overlap=true", "codec=bf16", "data.max_windows=640"
+    )
     central = federation.central()
-    a = federation.site("a", STEP_S="0.02")
-    b = federation.site("b", STEP_S="0.03")
-    b.until(lambda: federation.rows("b", "outer"))
-    b.until(lambda: mid_phase(federation, "b"))
-    b.kill()  # a delta travels, and the next phase runs
-    again = federation.site("b", STEP_S="0.02")
-    assert [a.wait(), again.wait(), central.wait()] == [0, 0, 0]
+    a = federation.site("a", STEP_S="0.03")
+    a.until(lambda: federation.rows("a", "outer"))
+    a.until(lambda: mid_phase(federation, "a"))
+    a.kill()  # a delta was sent, and the next phase runs
+    again = federation.site("a", STEP_S="0")
+    assert [again.wait(), central.wait()] == [0, 0]
     federation.check_exactly_once()
     assert "is dropped" not in again.text()
     folder = federation.project.outputs
     assert not list(folder.glob("*/sent*"))
-    rows = [row for row in federation.rows("a", "outer") if row["outcome"] == "merged"]
-    assert len(rows) >= 3
     # in the order of the file: the next phase's first step comes before a delta's verdict
     order = [
         (row["split"], row.get("phase_step"))
@@ -97,9 +96,7 @@ def test_sites_that_overlap_are_killed_and_nothing_is_lost(
         )
     ]
     ledger.close()
-    for replica in ("local/a", "local/b"):
-        before = 0
-        for number, offer in offers:
-            if offer.replica == replica:
-                assert offer.base_round >= before, "its base holds its own last merge"
-                before = number
+    before = 0
+    for number, offer in offers:
+        assert offer.base_round >= before, "its base holds its replica's last merge"
+        before = number

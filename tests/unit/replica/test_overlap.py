@@ -12,10 +12,10 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "programs"))
 
-from lone_replica import PLAN, RATE, SPACE, Lone, Pull, alone, drawn_for_merged, open_outbox
+from lone_replica import PLAN, RATE, SHAPES, SPACE, Lone, Pull, alone, drawn_for_merged, open_outbox
 
 from pww.central.audit import audit, merged_deltas
-from pww.errors import CheckpointError, PayloadError, Refused, Stopped
+from pww.errors import CheckpointError, PayloadError, Refused, Stopped, TrainerError
 from pww.log import read_json_lines
 from pww.transport.payload import PayloadReader
 from pww.transport.tensorfile import TensorReader
@@ -271,6 +271,15 @@ def test_held_out_losses_are_thetas(run, ranks) -> None:
 # ---------------------------------------------------------------------- what does not go well
 
 
+def test_rejections_without_end_end_the_replica(run, ranks) -> None:
+    lone = Lone(run, ranks, carrier=lambda e: Rejecting(e, *range(1, 50)))
+    with pytest.raises(TrainerError, match="10 deltas in a row were rejected, the last one beca"):
+        lone.train(overlap=True)
+    assert (audit(run).merges, len(lone.exchange.offers)) == (0, 10)
+    Lone(run, ranks).train(overlap=True)
+    check_exactly_once(run)
+
+
 @pytest.mark.parametrize("number", [1, 3])
 def test_what_a_rejected_delta_moved_is_nowhere(run, ranks, number: int) -> None:
     lone = Lone(run, ranks, carrier=lambda e: Rejecting(e, number))
@@ -460,6 +469,7 @@ def test_a_disk_that_is_full_says_what_is_safe(run, ranks) -> None:
     told = str(fault.value)
     assert told.startswith(f"cannot write {run / 'sent.safetensors'}: ")
     assert told.endswith(f"What was sent is safe: make room, then go on with resume={run}")
+    assert lone.trainer.gathered == 3 * len(SHAPES), "seed, delta, and this: no rank waits"
     obstacle.rmdir()
     Lone(run, ranks).train(overlap=True)
     check_exactly_once(run)
