@@ -18,8 +18,7 @@ import torch
 
 from pww.codec import Codec
 from pww.transport.fingerprint import PIECE, Fingerprint
-from pww.transport.payload import EXACT
-from pww.transport.payload_runs import PayloadWriter
+from pww.transport.payload import EXACT, PayloadWriter
 from pww.transport.tensorfile import TensorWriter
 from pww.wire import PayloadInfo
 

@@ -25,10 +25,10 @@ MANY = 1000
 class Carried(Protocol):
     """Where payloads are that did not come beside a message: each whole, durable and verified."""
 
-    def take(self, sha256: str) -> Path | None:
+    def take(self, info: PayloadInfo) -> Path | None:
         """One for our own use, until `discard`; None if it is not there."""
 
-    def discard(self, sha256: str) -> None:
+    def discard(self, info: PayloadInfo) -> None:
         """It is not needed any more; nothing happens if there is none."""
 
 
@@ -118,7 +118,7 @@ class CentralInbox:
 
     def _carrying(self, info: PayloadInfo) -> Path:
         """Where a payload is that another carrier brought."""
-        path = None if self._carried is None else self._carried.take(info.sha256)
+        path = None if self._carried is None else self._carried.take(info)
         if path is None:
             raise PayloadError(
                 f"payload {info.sha256} was announced as carried and is not here: send it again"
@@ -129,7 +129,7 @@ class CentralInbox:
         if payload is not None:
             payload.unlink(missing_ok=True)
         elif self._carried is not None:
-            self._carried.discard(info.sha256)
+            self._carried.discard(info)
 
     def tick(self) -> None:
         """Time passes: leases expire, silent members are gone, a due round closes.

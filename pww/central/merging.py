@@ -18,6 +18,7 @@ from pww.central.blob_http import BlobApp
 from pww.central.blobs import BlobStore
 from pww.central.books import Books
 from pww.central.books_socket import path_in
+from pww.central.carried import Blobs, Objects
 from pww.central.door import Door, Identity
 from pww.central.ending import complete, coverage_line, refuse_complete
 from pww.central.inbox import NOTED_BYTES, CentralInbox
@@ -36,6 +37,7 @@ from pww.federation.rounds import Rounds
 from pww.federation.superlink import EmbeddedSuperLink
 from pww.log import read_json_lines
 from pww.metrics import Metrics
+from pww.transport.fsspec_carrier import FsspecCarrier
 
 log = logging.getLogger(__name__)
 
@@ -101,6 +103,7 @@ def open_merger(
     stack: ExitStack,
     *,
     clock: Clock,
+    stop: threading.Event,
     ports: Listening,
 ) -> Merger:
     """Goes on where the books stand; `stack` closes what it opens.
@@ -109,17 +112,11 @@ def open_merger(
         StateError: the run is complete, or its theta is damaged.
     """
     state, central = folder / "central", config.central
-    blobs = None
-    if ports.blobs is not None:
-        blobs = BlobStore(
-            state / "blobs", quota_bytes=int(central.blob_quota_gb * 1e9), clock=clock,
-            replica_bytes=int(central.blob_quota_gb * 1e9),
-        )  # fmt: skip
-        stack.callback(blobs.close)
+    store, ways = _ways(config, state, stack, ports=ports, clock=clock, stop=stop)
     down = config.transport.down
     aggregator = Aggregator(
         books, folder=state, diloco=config.diloco, clock=clock, keep_deltas=central.keep_deltas,
-        down=None if down == "whole" else codec_named(down), shelf=blobs,
+        down=None if down == "whole" else codec_named(down), shelf=ways,
         inline_bytes=config.transport.inline_mb * MB,
     )  # fmt: skip
     metrics = _metrics(config, folder)
@@ -129,7 +126,7 @@ def open_merger(
     inbox = CentralInbox(
         books, aggregator, metrics, clock=clock, address=ports.url, linger_s=central.linger_s,
         noted=read_json_lines(folder / "metrics.jsonl", last_bytes=NOTED_BYTES),
-        folders=(incoming, state / FILE), carried=blobs,
+        folders=(incoming, state / FILE), carried=ways,
     )  # fmt: skip
     if inbox.finished():
         theta = aggregator.publish_final(folder)
@@ -138,7 +135,33 @@ def open_merger(
         link, inbox, folder=incoming, clock=clock, limit_mb=config.transport.limit_mb,
         seed_ttl_s=central.patience_s,
     )  # fmt: skip
-    return Merger(config, folder, books, aggregator, rounds, metrics, blobs)
+    return Merger(config, folder, books, aggregator, rounds, metrics, store)
+
+
+def _ways(
+    config: Config,
+    state: Path,
+    stack: ExitStack,
+    *,
+    ports: Listening,
+    clock: Clock,
+    stop: threading.Event,
+) -> tuple[BlobStore | None, Blobs | Objects | None]:
+    """Where payloads are that do not fit into messages: the store that we serve, and its use."""
+    if ports.blobs is not None:
+        quota_bytes = int(config.central.blob_quota_gb * 1e9)
+        store = BlobStore(
+            state / "blobs", quota_bytes=quota_bytes, replica_bytes=quota_bytes, clock=clock
+        )
+        stack.callback(store.close)
+        return store, Blobs(store)
+    if config.transport.url == "none":
+        return None, None
+    carrier = FsspecCarrier(
+        config.transport.url, clock=clock, stop=stop, random=np.random.default_rng()
+    )
+    stack.callback(carrier.close)
+    return None, Objects(carrier, state / "objects")
 
 
 def open_link(
@@ -180,7 +203,9 @@ def serve_aggregator(config: Config, folder: Path, stop: threading.Event, *, clo
         members = MemberFollower(books, link, clock=clock)
         stack.callback(members.close)
         members.start()
-        merger = open_merger(config, folder, books, link, stack, clock=clock, ports=ports)
+        merger = open_merger(
+            config, folder, books, link, stack, clock=clock, stop=stop, ports=ports
+        )
         blob_app = merger.blob_app(stack, door=guard)
         stack.callback(ports.stop)
         stack.enter_context(link.run())

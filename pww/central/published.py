@@ -25,7 +25,7 @@ class Shelf(Protocol):
     def publish(self, info: PayloadInfo, path: Path) -> None:
         """An immutable file may be downloaded from now on."""
 
-    def withdraw(self, sha256: Digest) -> None:
+    def withdraw(self, info: PayloadInfo) -> None:
         """It may not any more."""
 
 
@@ -123,5 +123,4 @@ class Published:
     def _withdraw(self, digests: Collection[Digest]) -> None:
         assert self._shelf is not None
         for digest in list(digests):
-            self._shelf.withdraw(digest)
-            del self._shelved[digest]
+            self._shelf.withdraw(self._shelved.pop(digest))

@@ -51,7 +51,9 @@ def _serve_both(config: Config, folder: Path, stop: threading.Event, *, clock: C
         link = open_link(config, state, stack, guard=door)
         desk = open_books(config, state, stack, clock=clock, ports=ports, members=link)
         paths.freeze(config, folder)
-        merger = open_merger(config, folder, desk.books, link, stack, clock=clock, ports=ports)
+        merger = open_merger(
+            config, folder, desk.books, link, stack, clock=clock, stop=stop, ports=ports
+        )
         app = CoordinatorApp(desk.books, door)
         stack.callback(app.close)
         blobs = merger.blob_app(stack, door=door)

@@ -189,7 +189,7 @@ class Transport(Section):
     @property
     def inline_mb(self) -> int:
         """Largest payload that travels inside a message where another way is open."""
-        return 0 if self.kind == "blob" else self.limit_mb
+        return 0 if self.kind in ("blob", "file") else self.limit_mb
 
 
 class BpeTokenizer(Section):

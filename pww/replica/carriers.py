@@ -35,20 +35,20 @@ def carrier_of(
     transport = config.transport
     if carriage.inline_mb != transport.inline_mb or (carriage.url or "none") != transport.url:
         log.info("payloads travel as the central says: %s", _words(carriage))
+    tuning = Tuning(
+        timeout_s=transport.timeout_s, retry_first_s=transport.retry_first_s,
+        retry_max_s=transport.retry_max_s,
+    )  # fmt: skip
     if carriage.url:
         from pww.transport.fsspec_carrier import FsspecCarrier
 
-        return FsspecCarrier(carriage.url, clock=clock)
+        return FsspecCarrier(carriage.url, clock=clock, stop=stop, random=random, tuning=tuning)
     if not carriage.blob_port:
         return None
     url = httpx.URL(config.central.url)
     return BlobCarrier(
         str(url.copy_with(port=carriage.blob_port, path="")),
-        clock=clock, stop=stop, random=random, authorize=authorize, tls=tls,
-        tuning=Tuning(
-            timeout_s=transport.timeout_s, retry_first_s=transport.retry_first_s,
-            retry_max_s=transport.retry_max_s,
-        ),
+        clock=clock, stop=stop, random=random, authorize=authorize, tls=tls, tuning=tuning,
     )  # fmt: skip
 
 

@@ -1,4 +1,7 @@
-"""How far a phase moved: theta_outer - theta_inner, tensor by tensor, measured as it goes by."""
+"""How far a phase moved: theta_outer - theta_inner, tensor by tensor, measured as it goes by.
+
+Beside a tensor and its difference only pieces are in memory.
+"""
 
 import math
 from collections.abc import Iterator
@@ -6,8 +9,9 @@ from pathlib import Path
 
 import torch
 
-from pww.errors import NotFiniteError
+from pww.errors import NotFiniteError, PayloadError
 from pww.trainer.api import Trainer
+from pww.transport.fingerprint import PIECE
 from pww.transport.tensorfile import TensorReader
 
 LARGEST = 1e30
@@ -24,12 +28,23 @@ class Differences:
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         assert self._theta is not None
+        buffer = torch.empty(PIECE)
         with TensorReader(self._theta) as theta:
             for name, inner in self._tensors:
-                outer = theta.get(name)
-                delta = outer - inner
-                self._moved += float(delta.double().square().sum())
-                self._size += float(outer.double().square().sum())
+                if tuple(inner.shape) != theta.shape(name):
+                    raise PayloadError(
+                        f"tensor {name} of theta has shape {theta.shape(name)}, the trainer's is "
+                        f"{tuple(inner.shape)}: it is another model's"
+                    )
+                delta = torch.empty_like(inner, memory_format=torch.contiguous_format)
+                flat, start = delta.view(-1), 0
+                for piece in torch.split(inner.reshape(-1), PIECE):
+                    outer = buffer[: piece.numel()]
+                    theta.read(name, outer, start=start)
+                    here = torch.sub(outer, piece, out=flat[start : start + piece.numel()])
+                    self._moved += float(here.double().square().sum())
+                    self._size += float(outer.double().square().sum())
+                    start += piece.numel()
                 yield name, delta
 
     def drain(self) -> None:

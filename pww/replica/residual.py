@@ -4,7 +4,7 @@
     payload = encode(v)
     e_next  = v - decode(payload)
 
-So what was sent, plus the last residual, is the sum of the deltas. fp32, one tensor at a time. The
+So what was sent, plus the last residual, is the sum of the deltas. fp32, a few MiB at a time. The
 residual in force is always added, also where none is kept any more (an exact codec): then it
 goes out whole. Which one is in force is the outbox's to say; here are only its bytes.
 """
@@ -17,6 +17,7 @@ from types import TracebackType
 import torch
 
 from pww.errors import PayloadError
+from pww.transport.fingerprint import PIECE
 from pww.transport.tensorfile import TensorReader, TensorWriter
 
 
@@ -50,15 +51,23 @@ class Feedback:
     def carried(
         self, tensors: Iterable[tuple[str, torch.Tensor]]
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        """Each tensor with its residual added; the very tensor where there is none."""
+        """Each tensor, contiguous and the caller's to give, with its residual added in place."""
+        buffer = torch.empty(0 if self._before is None else PIECE)
         for name, tensor in tensors:
-            yield name, tensor if self._before is None else tensor + self._before.get(name)
+            if self._before is not None:
+                start = 0
+                for piece in torch.split(tensor.view(-1), PIECE):
+                    here = buffer[: piece.numel()]
+                    self._before.read(name, here, start=start)
+                    piece.add_(here)
+                    start += piece.numel()
+            yield name, tensor
 
     def keep(self, name: str, lost: torch.Tensor) -> None:
-        """Takes what encoding the tensor lost, in the order of the shapes; raises OSError."""
+        """Takes what encoding the next run of a tensor lost, in order; raises OSError."""
         assert self._after is not None
         self._square += float(lost.double().square().sum())
-        self._after.add(name, lost)
+        self._after.extend(name, lost)
 
     @property
     def norm(self) -> float:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from pww.codec import Codec, Layout, codec_named
+from pww.codec import Codec, Layout, codec_named, require_finite
 from pww.errors import NotFiniteError, PayloadError
 from pww.transport.fingerprint import PIECE
 from pww.transport.tensorfile import TensorReader, TensorWriter
@@ -34,32 +34,41 @@ def write_payload(
 ) -> PayloadInfo:
     """Encodes `tensors` (in the order of `shapes`) into `path`, durably, or leaves nothing.
 
-    `lost` is told of each tensor what decoding will not give back: tensor - decoded. `seed` is a
-    text that is another for every payload; codecs that draw, draw by it and the tensor's name.
+    `lost` is told of each tensor what decoding will not give back, tensor - decoded: flat, in runs
+    of up to `PIECE` values, for these are all the memory that is needed. `seed` is a text that is
+    another for every payload; codecs that draw, draw by it and the tensor's name.
 
     Raises:
         NotFiniteError: a value of a named tensor is nan or inf.
         PayloadError: a tensor, named, is not the announced one.
         OSError: it could not be written (disk full).
     """
-    own = {name: tuple(int(n) for n in shape) for name, shape in shapes.items()}
-    metadata = {"codec": codec.name, "shapes": json.dumps(own, separators=(",", ":"))}
-    with TensorWriter(path, payload_layout(own, codec), metadata) as writer:
+    writer = PayloadWriter(path, shapes, codec)
+    try:
         for name, tensor in tensors:
-            if tuple(tensor.shape) != own.get(name):
-                raise PayloadError(
-                    f"tensor {name} has shape {tuple(tensor.shape)}, announced was {own.get(name)}"
-                )
-            try:
-                parts = codec.encode(tensor, seed=_seed(seed, name))
-            except NotFiniteError as fault:
-                raise NotFiniteError(f"tensor {name}: {fault}") from fault
-            for part, values in parts.items():
-                writer.add(f"{name}/{part}", values)
-            if lost is not None:
-                lost(name, tensor - codec.decode(parts, own[name]))
-        written = writer.close()
-    return PayloadInfo(codec=codec.name, size_bytes=written.size_bytes, sha256=written.sha256)
+            writer.expect(name, tensor)
+            flat, key = tensor.reshape(-1), _seed(seed, name)
+            for start in range(0, max(flat.numel(), 1), PIECE):  # an empty tensor is an empty run
+                run = flat[start : start + PIECE]
+                try:
+                    parts = codec.encode(run, seed=key + start // codec.granule)
+                except NotFiniteError as fault:
+                    raise NotFiniteError(f"tensor {name}: {_whole(tensor, fault)}") from fault
+                writer.extend(name, parts, num_values=run.numel())
+                if lost is not None:
+                    lost(name, run - codec.decode(parts, (run.numel(),)))
+        return writer.close()
+    finally:
+        writer.abort()  # nothing to do once it is closed
+
+
+def _whole(tensor: torch.Tensor, fault: NotFiniteError) -> NotFiniteError:
+    """What is wrong with all of a tensor, of which one run was refused."""
+    try:
+        require_finite(tensor)
+    except NotFiniteError as whole:
+        return whole
+    return fault
 
 
 def write_theta(path: Path, tensors: Iterable[tuple[str, torch.Tensor]],
@@ -91,6 +100,66 @@ def verify(reader: TensorReader, info: PayloadInfo, *, what: str) -> None:
         raise PayloadError(
             f"{what} has SHA-256 {digest}, announced was {info.sha256}: damaged; send it again"
         )
+
+
+class PayloadWriter:
+    """Writes the payload `path` run by run, in the order of `shapes`; `close` makes it appear.
+
+    Runs are multiples of the codec's granule, except for a tensor's last one. Of each tensor the
+    first part goes straight to the file; the others (scales, places) wait in memory for its end.
+    A full disk is the caller's to explain: its `OSError` comes through once the part is removed.
+    """
+
+    def __init__(self, path: Path, shapes: Mapping[str, Sequence[int]], codec: Codec) -> None:
+        own = {name: tuple(int(n) for n in shape) for name, shape in shapes.items()}
+        metadata = {"codec": codec.name, "shapes": json.dumps(own, separators=(",", ":"))}
+        self._codec, self._shapes = codec, own
+        self._left = {name: math.prod(shape) for name, shape in own.items()}
+        self._waiting: dict[str, list[torch.Tensor]] = {}
+        self._writer = TensorWriter(path, payload_layout(own, codec), metadata)
+
+    def expect(self, name: str, tensor: torch.Tensor) -> None:
+        """Lets a tensor pass that is laid out as announced.
+
+        Raises:
+            PayloadError: it is not.
+        """
+        if tuple(tensor.shape) != self._shapes.get(name):
+            raise PayloadError(
+                f"tensor {name} has shape {tuple(tensor.shape)}, announced was "
+                f"{self._shapes.get(name)}"
+            )
+
+    def extend(self, name: str, parts: Mapping[str, torch.Tensor], *, num_values: int) -> None:
+        """Appends the parts of the next `num_values` values of a tensor; they are ours from now on.
+
+        Raises:
+            PayloadError: they are not those that the layout announces.
+        """
+        first, *others = parts
+        self._writer.extend(f"{name}/{first}", parts[first])
+        for part in others:
+            self._waiting.setdefault(part, []).append(parts[part].reshape(-1))
+        self._left[name] -= num_values
+        if self._left[name] == 0:
+            for part in others:
+                for values in self._waiting.pop(part):
+                    self._writer.extend(f"{name}/{part}", values)
+
+    def close(self) -> PayloadInfo:
+        """Makes the file durable under its name.
+
+        Raises:
+            PayloadError: a tensor that was announced is missing.
+        """
+        written = self._writer.close()
+        return PayloadInfo(
+            codec=self._codec.name, size_bytes=written.size_bytes, sha256=written.sha256
+        )
+
+    def abort(self) -> None:
+        """Removes what was written; safe to call twice, and after `close` it does nothing."""
+        self._writer.abort()
 
 
 class PayloadReader:

@@ -31,15 +31,18 @@ class Store:
     def publish(self, info: PayloadInfo, path: Path) -> None:
         self._published[info.sha256] = path
 
-    def withdraw(self, sha256: str) -> None:
-        self._published.pop(sha256, None)
+    def withdraw(self, info: PayloadInfo) -> None:
+        self._published.pop(info.sha256, None)
 
-    def take(self, sha256: str) -> Path | None:
+    def take(self, info: PayloadInfo) -> Path | None:
+        return self._find(info.sha256)
+
+    def _find(self, sha256: str) -> Path | None:
         path = self._folder / sha256
         return path if path.exists() else self._published.get(sha256)
 
-    def discard(self, sha256: str) -> None:
-        (self._folder / sha256).unlink(missing_ok=True)
+    def discard(self, info: PayloadInfo) -> None:
+        (self._folder / info.sha256).unlink(missing_ok=True)
 
     # -- what comes in
 
@@ -52,7 +55,7 @@ class Store:
             raise TryAgain(f"HTTP 507 {why}") from why
 
     def get(self, sha256: str) -> bytes | None:
-        path = self.take(sha256)
+        path = self._find(sha256)
         return path.read_bytes() if path is not None and path.exists() else None
 
 

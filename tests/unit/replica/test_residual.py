@@ -141,7 +141,7 @@ def phases(folder: Path, move: torch.Tensor, number: int, *, feedback: bool):
         after = files[phase % 2] if feedback else None
         with Feedback(shapes, before=before, after=after) as way:
             info = write_payload(
-                folder / "delta", way.carried([("w", move)]), shapes, codec,
+                folder / "delta", way.carried([("w", move.clone())]), shapes, codec,
                 lost=way.keep if feedback else None,
             )  # fmt: skip
         with PayloadReader(folder / "delta", info) as payload:

@@ -51,8 +51,26 @@ def test_what_encoding_loses_is_told_tensor_by_tensor(tmp_path, kind):
     assert list(lost) == list(TENSORS)
     with PayloadReader(tmp_path / "p", info) as reader:
         for name, tensor in TENSORS.items():
-            assert torch.equal(lost[name], tensor - reader.tensor(name))
+            assert torch.equal(lost[name], (tensor - reader.tensor(name)).reshape(-1))
     assert bool(lost["w"].any()) == (kind != "fp32")
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "randomk-64", "dct-64", "int2", "sign", "fp16"])
+def test_a_large_tensor_is_encoded_in_runs_as_if_it_were_whole(tmp_path, monkeypatch, kind):
+    monkeypatch.setattr("pww.transport.payload.PIECE", 8192)
+    codec = codec_named(kind)
+    x = torch.randn(3 * 8192 + 77, generator=torch.Generator().manual_seed(1))
+    lost = []
+    info = write_payload(
+        tmp_path / "runs", [("x", x)], {"x": tuple(x.shape)}, codec, seed="s",
+        lost=lambda _, run: lost.append(run),
+    )  # fmt: skip
+    assert [len(run) for run in lost] == [8192, 8192, 8192, 77]
+    monkeypatch.setattr("pww.transport.payload.PIECE", 1 << 20)
+    whole = write_payload(tmp_path / "whole", [("x", x)], {"x": tuple(x.shape)}, codec, seed="s")
+    assert info == whole
+    with PayloadReader(tmp_path / "runs", info) as reader:
+        assert torch.equal(torch.cat(lost), x - reader.tensor("x"))
 
 
 def test_codecs_that_draw_draw_anew_for_every_payload_and_tensor(tmp_path):

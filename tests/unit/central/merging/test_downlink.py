@@ -240,8 +240,8 @@ class Shelf:
         assert path.stat().st_size == info.size_bytes
         self.files[info.sha256] = path
 
-    def withdraw(self, sha256) -> None:
-        del self.files[sha256]
+    def withdraw(self, info) -> None:
+        del self.files[info.sha256]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,81 @@
+"""The central's end of the carriers: payloads that sites brought, files that sites fetch.
+
+    blobs      our own store, on this disk: nothing is moved
+    objects    an object store or a shared folder: brought here before a merge, put there after it
+
+What is put there or brought here is waited for by whoever merges; the invitation to a round goes
+out when its files can be had.
+"""
+
+import logging
+from pathlib import Path
+
+from pww.central.blobs import BlobStore
+from pww.errors import CentralError, PayloadError
+from pww.transport.fsspec_carrier import FsspecCarrier
+from pww.wire import PayloadInfo
+
+log = logging.getLogger(__name__)
+
+
+class Blobs:
+    """`Carried` and `Shelf` over our own store."""
+
+    def __init__(self, store: BlobStore) -> None:
+        self._store = store
+
+    def take(self, info: PayloadInfo) -> Path | None:
+        """An uploaded object, or one that we publish: equal bytes are one object."""
+        return self._store.take(info.sha256) or self._store.path(info.sha256)
+
+    def discard(self, info: PayloadInfo) -> None:
+        """Removes an upload."""
+        self._store.discard(info.sha256)
+
+    def publish(self, info: PayloadInfo, path: Path) -> None:
+        """Offers a file where it is."""
+        self._store.publish(info, path)
+
+    def withdraw(self, info: PayloadInfo) -> None:
+        """Ends that."""
+        self._store.withdraw(info.sha256)
+
+
+class Objects:
+    """`Carried` and `Shelf` over an fsspec URL; `folder` holds what was brought here."""
+
+    def __init__(self, carrier: FsspecCarrier, folder: Path) -> None:
+        self._carrier, self._folder = carrier, folder
+        folder.mkdir(parents=True, exist_ok=True)
+        for left in folder.iterdir():
+            left.unlink()
+
+    def take(self, info: PayloadInfo) -> Path | None:
+        """Brings an object here; None if it cannot be had, and the log says why."""
+        path = self._folder / info.sha256
+        try:
+            if not path.exists():
+                self._carrier.get(info, path)
+        except (CentralError, PayloadError) as why:
+            log.error("a payload cannot be fetched: %s", why)
+            return None
+        return path
+
+    def discard(self, info: PayloadInfo) -> None:
+        """Removes it on both sides; what cannot be removed there is only told of."""
+        (self._folder / info.sha256).unlink(missing_ok=True)
+        self._remove(info)
+
+    def publish(self, info: PayloadInfo, path: Path) -> None:
+        """Puts a file there."""
+        self._carrier.put(path, info)
+
+    def withdraw(self, info: PayloadInfo) -> None:
+        """Removes it there."""
+        self._remove(info)
+
+    def _remove(self, info: PayloadInfo) -> None:
+        try:
+            self._carrier.remove(info.sha256)
+        except CentralError as why:
+            log.warning("an object that is not needed any more stays: %s", why)
