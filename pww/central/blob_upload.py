@@ -7,10 +7,11 @@ after the piece was checked.
 
 import errno
 import threading
-import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+
+import google_crc32c
 
 from pww.errors import PwwError
 from pww.transport.blob_wire import ABSENT, BEGIN_AGAIN, DAMAGED, FULL
@@ -158,11 +159,11 @@ class PieceWriter:
             if self._got + len(data) > self.size_bytes:
                 raise self._damaged(f"more than its {self.size_bytes} bytes")
             self._upload.write(self, data, self._start + self._got)
-            self._crc = zlib.crc32(data, self._crc)
+            self._crc = google_crc32c.extend(self._crc, data)
             self._got += len(data)
 
     def finish(self, crc: int) -> None:
-        """Counts the piece, if it is all there and has this CRC-32.
+        """Counts the piece, if it is all there and has this CRC-32C.
 
         Raises:
             BlobFault: it is not, or as `write`; the piece is still missing.
@@ -171,7 +172,7 @@ class PieceWriter:
         if self._got != self.size_bytes:
             raise self._damaged(f"{self._got} bytes, not {self.size_bytes}")
         if self._crc != crc:
-            raise self._damaged(f"bytes with CRC-32 {self._crc:08x}, its header says {crc:08x}")
+            raise self._damaged(f"bytes with CRC-32C {self._crc:08x}, its header says {crc:08x}")
         self._upload.finish(self)
 
     def drop(self) -> None:

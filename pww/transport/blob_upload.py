@@ -5,10 +5,10 @@ Every step may be repeated: after a lost reply, a restart of either side, or in 
 
 import logging
 import os
-import zlib
 from functools import partial
 from pathlib import Path
 
+import google_crc32c
 from pydantic import ValidationError
 
 from pww.errors import CentralError, PayloadError, Stopped
@@ -16,6 +16,7 @@ from pww.transport.blob_link import BlobLink
 from pww.transport.blob_peer import BeginAgain, BlobPeer, Busy, Damaged
 from pww.transport.blob_wire import CRC, BlobState
 from pww.transport.carrier import Transfers, must_fit
+from pww.transport.http_connection import SLICE
 from pww.transport.retry import Retry, TryAgain
 from pww.transport.streams import Progress
 from pww.wire import PayloadInfo
@@ -103,15 +104,19 @@ class _Upload:
 
     def _send_piece(self, piece_bytes: int, peer: BlobPeer, number: int) -> None:
         start = number * piece_bytes
-        body = peer.buffer(min(piece_bytes, self._info.size_bytes - start))
-        if os.preadv(self._fd, [body], start) != len(body):
-            raise PayloadError("the file became shorter while it was sent: write it again")
-        headers = {CRC: f"{zlib.crc32(body):08x}", "content-type": "application/octet-stream"}
+        stop = min(start + piece_bytes, self._info.size_bytes)
+        body, crc = [], 0
+        for at in range(start, stop, SLICE):
+            body.append(os.pread(self._fd, min(SLICE, stop - at), at))
+            if len(body[-1]) != min(SLICE, stop - at):
+                raise PayloadError("the file became shorter while it was sent: write it again")
+            crc = google_crc32c.extend(crc, body[-1])
+        headers = {CRC: f"{crc:08x}", "content-type": "application/octet-stream"}
         try:
             peer.ask("PUT", f"{self._url}/{number}", headers=headers, body=body)
         except Damaged as why:  # on the way; the pieces are small, and this one is here still
             raise TryAgain(str(why)) from why
-        self._progress.add(len(body))
+        self._progress.add(stop - start)
 
     def _commit(self) -> None:
         """Has the store check the whole, which may take it a while."""

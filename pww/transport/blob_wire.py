@@ -1,7 +1,7 @@
 """What the blob store and its clients say to each other, beside the bytes themselves.
 
     POST  /v1/blobs/SHA256/SIZE          begins or goes on with an upload   -> BlobState
-    PUT   /v1/blobs/SHA256/SIZE/PIECE    one piece, its CRC-32 in a header  -> 204
+    PUT   /v1/blobs/SHA256/SIZE/PIECE    one piece, its CRC-32C in a header  -> 204
     POST  /v1/blobs/SHA256/SIZE/commit   checks and publishes the whole     -> BlobState
     HEAD, GET /v1/blobs/SHA256           the object or a range of it; its ETag is the digest
 
@@ -15,8 +15,8 @@ from pydantic import Field, model_validator
 from pww.wire import Count, Message
 
 ROUTE = "/v1/blobs/"
-CRC = "x-pww-crc32"
-"""Header of a piece: CRC-32 in eight hex digits. Finds damage early; the law is the SHA-256."""
+CRC = "x-pww-crc32c"
+"""Header of a piece: CRC-32C in eight hex digits. Finds damage early; the law is the SHA-256."""
 BUSY = 202
 """The whole is being checked: ask for the commit again."""
 ABSENT = 404

@@ -9,7 +9,7 @@ import http.client
 import socket
 import ssl
 from base64 import b64encode
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from urllib.parse import SplitResult, unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -18,7 +18,7 @@ from pww.errors import CentralError
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 SLICE = 256 << 10
-"""Sent at once: a timeout is for so many bytes, however large the body is."""
+"""A good size for the parts of a body: each may take the timeout to be sent."""
 Faults = (OSError, http.client.HTTPException)
 """What a broken connection raises."""
 
@@ -35,10 +35,11 @@ class HttpConnection:
         self._url, self._tls, self._timeout_s = split(url), tls, timeout_s
         self._proxy = _proxy_for(self._url)
         self._http: http.client.HTTPConnection | None = None
+        self._reply: http.client.HTTPResponse | None = None
         self._closed = False
 
     def request(
-        self, method: str, path: str, headers: Mapping[str, str], body: memoryview | None = None
+        self, method: str, path: str, headers: Mapping[str, str], body: Sequence[bytes] = ()
     ) -> http.client.HTTPResponse:
         """Sends a request; the answer's body is to be read before the next one.
 
@@ -52,15 +53,16 @@ class HttpConnection:
         else:
             target = f"{url.path}{path}"
         if method != "GET":
-            headers = {**headers, "content-length": str(len(body) if body is not None else 0)}
+            headers = {**headers, "content-length": str(sum(map(len, body)))}
         try:
             if self._http is None:
                 self._http = self._connect()
-            self._http.request(method, target, body=_slices(body), headers=dict(headers))
-            return self._http.getresponse()
+            self._http.request(method, target, body=body or None, headers=dict(headers))
+            self._reply = self._http.getresponse()
         except Faults:
             self.drop()
             raise
+        return self._reply
 
     def _connect(self) -> http.client.HTTPConnection:
         if self._closed:
@@ -80,6 +82,9 @@ class HttpConnection:
     def drop(self) -> None:
         """Ends the connection: what is still to come on it is of no use."""
         connection, self._http = self._http, None
+        reply, self._reply = self._reply, None
+        if reply is not None:  # it holds the socket where it is to end with its body
+            reply.close()
         if connection is not None:
             connection.close()
 
@@ -135,9 +140,3 @@ def _proxy_authorization(proxy: SplitResult) -> dict[str, str]:
 
 def _port(url: SplitResult) -> int:
     return url.port or (443 if url.scheme == "https" else 80)
-
-
-def _slices(body: memoryview | None) -> Iterable[memoryview] | None:
-    if body is None:
-        return None
-    return [body[start : start + SLICE] for start in range(0, len(body), SLICE)]

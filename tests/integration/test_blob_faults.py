@@ -288,7 +288,7 @@ def test_stall(desk: Desk, tmp_path: Path, wanted: str) -> None:
     [
         (truncated_up, "piece . came with 65436 bytes, not 65536"),
         (longer_up, "a piece has 65536 at most|more than its"),
-        (flipped_up, "CRC-32"),
+        (flipped_up, "CRC-32C"),
         (lost_reply, "closed connection without response"),
         (unavailable, "HTTP 503"),
     ],

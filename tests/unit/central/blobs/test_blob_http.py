@@ -2,12 +2,13 @@
 
 import asyncio
 import logging
+import os
 import threading
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import google_crc32c
 import httpx
 import numpy as np
 import pytest
@@ -123,7 +124,7 @@ def test_pieces(desk: Desk, http: httpx.Client) -> None:
     piece, rest = A[:PIECE], A[PIECE : 2 * PIECE]
     told = http.post(UPLOAD).json()
     assert told == {"complete": False, "piece_bytes": PIECE, "missing": [[0, 4]]}
-    good = {CRC: f"{zlib.crc32(piece):08x}"}
+    good = {CRC: f"{google_crc32c.value(piece):08x}"}
     for headers in ({}, {CRC: "xyz"}, {CRC: "0" * 9}):
         reply = http.put(f"{UPLOAD}/0", content=piece, headers=headers)
         refusal(reply, 400, f"a piece comes with Content-Length and {CRC}")
@@ -199,7 +200,7 @@ def app(tmp_path: Path) -> Iterator[BlobApp]:
 
 def test_client_goes_away(app: BlobApp) -> None:
     """In the middle of a piece: nothing is answered, nothing of it counts."""
-    headers = {CRC: f"{zlib.crc32(A[:PIECE]):08x}", "content-length": str(PIECE)}
+    headers = {CRC: f"{google_crc32c.value(A[:PIECE]):08x}", "content-length": str(PIECE)}
     call(app, "POST", UPLOAD, [])
     half = {"type": "http.request", "body": A[:1000], "more_body": True}
     assert call(app, "PUT", f"{UPLOAD}/0", [half, {"type": "http.disconnect"}], headers) == []
@@ -265,7 +266,10 @@ def test_fault_of_ours(desk: Desk, http: httpx.Client, monkeypatch, caplog) -> N
 
 
 def test_file_cut_under_a_download(desk: Desk, http: httpx.Client, tmp_path: Path) -> None:
-    path, info = made(tmp_path, 4, size_bytes=5 << 20)
+    path = tmp_path / "large"
+    path.touch()
+    os.truncate(path, 64 << 20)  # more than any buffer on the way holds
+    info = INFO.model_copy(update={"size_bytes": 64 << 20})
     desk.store.publish(info, path)
     with http.stream("GET", f"/v1/blobs/{info.sha256}") as reply:
         chunks = reply.iter_raw(1000)

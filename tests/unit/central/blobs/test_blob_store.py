@@ -1,8 +1,8 @@
 """The blob store on disk: what is complete, what is on its way, who has room, what is collected."""
 
-import zlib
 from pathlib import Path
 
+import google_crc32c
 import pytest
 from blob_desk import info_of
 
@@ -42,7 +42,7 @@ class House:
             writer = upload.writer(number)
             if writer is not None:
                 writer.write([piece[:100], piece[100:]])
-                writer.finish(zlib.crc32(piece))
+                writer.finish(google_crc32c.value(piece))
 
     def commit(self, data: bytes, *, replica: str = "lumi/a") -> None:
         info = info_of(data)
@@ -112,7 +112,7 @@ def test_wrong_whole(house: House) -> None:
         writer = upload.writer(number)
         assert writer is not None
         writer.write([piece])
-        writer.finish(zlib.crc32(piece))
+        writer.finish(google_crc32c.value(piece))
     fault(house.commit, A, status=422, text="were announced, those that came have .* send it again")
     assert house.store.path(info.sha256) is None
     assert house.files() == 0
@@ -136,7 +136,9 @@ def test_damaged_pieces(house: House) -> None:
     writer.write([A[: PIECE - 1]])
     fault(writer.finish, 0, status=422, text=f"{PIECE - 1} bytes, not {PIECE}: send it again")
     writer.write([b"x"])
-    fault(writer.finish, zlib.crc32(A[:PIECE]), status=422, text="CRC-32 .* its header says")
+    fault(
+        writer.finish, google_crc32c.value(A[:PIECE]), status=422, text="CRC-32C .* its header says"
+    )
     assert 0 in upload.missing()
 
 
@@ -151,7 +153,7 @@ def test_later_try_replaces_an_earlier(house: House) -> None:
     new.write([A[:PIECE]])
     fault(old.write, [b"spoilt"], status=409, text="piece 0 was begun again by a later request")
     old.drop()
-    new.finish(zlib.crc32(A[:PIECE]))
+    new.finish(google_crc32c.value(A[:PIECE]))
     fault(old.write, [b"spoilt"], status=409, text="begun again")
     assert upload.writer(0) is None, "it is there"
     house.send(A)
@@ -166,7 +168,7 @@ def test_two_replicas_do_not_spoil_each_other(house: House) -> None:
     rubbish = house.store.upload(info.sha256, len(A), replica="sara/a").writer(2)
     assert rubbish is not None
     rubbish.write([b"x" * PIECE])
-    rubbish.finish(zlib.crc32(b"x" * PIECE))
+    rubbish.finish(google_crc32c.value(b"x" * PIECE))
     house.send(A, replica="lumi/a")
     house.commit(A, replica="lumi/a")
     assert house.store.path(info.sha256).read_bytes() == A  # type: ignore[union-attr]
