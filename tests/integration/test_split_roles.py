@@ -39,11 +39,19 @@ def federation(nursery: Nursery, project: Project, *overrides: str) -> Split:
     return Split(nursery, project, (leases, flower), *overrides)
 
 
+def stopped(process: Sprout) -> str:
+    """What it said, after a SIGTERM that it obeyed."""
+    os.kill(process.pid, signal.SIGTERM)
+    assert process.wait(30) == 130, process.text()
+    assert "Traceback" not in process.text()
+    return process.text()
+
+
 @pytest.mark.timeout(600)
 def test_either_is_killed_ten_times(nursery: Nursery, project: Project) -> None:
     killed, hits, seed = Counter[str](), Counter[str](), 0
     while killed.total() < KILLS:
-        run = federation(nursery, project, "data.max_windows=960")
+        run = federation(nursery, project, "data.max_windows=480")
         told = SplitKiller(run, seed).run(min(KILLS_A_RUN, KILLS - killed.total()), ("a", "b"))
         run.check()
         assert told.killed.total(), "a run in which nobody is killed shows nothing"
@@ -55,113 +63,82 @@ def test_either_is_killed_ten_times(nursery: Nursery, project: Project) -> None:
     assert min(killed["coordinator"], killed["aggregator"]) >= 3
 
 
-def test_whoever_comes_first_waits_and_nobody_is_there_twice(
-    nursery: Nursery, project: Project
-) -> None:
+def test_the_life_of_a_run_in_two_processes_with_keys(nursery: Nursery, project: Project) -> None:
+    """Who comes first waits; a second site waits; stops, a new secret, a revocation, the end."""
+    keys, clock = project.outputs / "keys", SystemClock()
+    replicas = ["local/a", "elsewhere/b"]
+    credentials.init(keys, hosts=[], replicas=replicas, port=29510, clock=clock)
     run = federation(nursery, project, "data.max_windows=480")
-    aggregator = run.role("aggregator")
+    with_keys = "central.security.keys=outputs/keys"
+    aggregator = run.role("aggregator", with_keys)
     aggregator.until(lambda: "no coordinator runs on this run folder" in aggregator.text())
-    assert "central.roles=[coordinator]" in aggregator.text()
-    aggregator.kill()
+    assert "central.roles=[coordinator] and otherwise the same command" in aggregator.text()
+    assert "stopped while the coordinator of outputs/central did not" in stopped(aggregator)
 
-    coordinator = run.role("coordinator")
+    coordinator = run.role("coordinator", with_keys)
     coordinator.until(lambda: " serves " in coordinator.text())
-    first, other = run.site("a", STEP_S="0.02"), run.site("b", "site.name=elsewhere", STEP_S="0.02")
-    whole = run.central("central.port=1", "central.aggregator_port=2")
-    assert whole.wait(60) == 1
-    assert "is in use by another process: another central (or its coordinator)" in whole.text()
-
-    # of two sites that come to a coordinator alone one joins, the other one waits, and says why
-    sites = {"local": first, "elsewhere": other}
-    Sprout.until(first, lambda: waiting(sites), 60)
-    late = waiting(sites)
-    assert "HTTP 503: site" in sites[late].text()
-    assert "central.roles=[aggregator]; the site waits for it" in sites[late].text()
-    told = shown(project)
-    (member,) = told["members"]
-    assert member["replica"].partition("/")[0] != late
-    assert told["round"] == 0
-
-    aggregator = run.role("aggregator")
-    assert [site.wait() for site in (first, other)] == [0, 0]
-    assert aggregator.wait(60) == 0
-    assert coordinator.wait(60) == 0
-    run.check()
-    final = json.loads((run.state.parent / "final" / "theta.json").read_text())
-    assert final["round"] == run.merges()
-    for process in (aggregator, coordinator):
-        assert "is complete" in process.text()
-        assert "Traceback" not in process.text()
-    for role in ("coordinator", "aggregator"):
-        again = run.role(role)
-        assert again.wait(60) == 1
-        assert "is complete" in again.text()
-
-
-def waiting(sites: dict[str, Sprout]) -> str:
-    """The site that waits, "" while none does."""
-    return next((name for name, site in sites.items() if f"site {name} cannot" in site.text()), "")
-
-
-def shown(project: Project) -> dict:
-    """What `pww.status` says of the newest central."""
-    done = project.run("-m", "pww.status", "json=true")
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
-
-
-def test_other_settings_are_named_and_a_stop_stops(nursery: Nursery, project: Project) -> None:
-    run = federation(nursery, project)
-    coordinator = run.role("coordinator")
-    coordinator.until(lambda: " serves " in coordinator.text())
-    odd = run.role("aggregator", "diloco.outer.lr=0.5")
+    odd = run.role("aggregator", with_keys, "diloco.outer.lr=0.5")
     assert odd.wait(60) == 2
     assert "diloco.outer.lr=0.5: the coordinator of this run has 0.7" in odd.text()
-    aggregator = run.role("aggregator")
-    aggregator.until(lambda: " serves " in aggregator.text())
+
+    # of two sites that come to a coordinator alone one joins, the other one waits, and says why
+    def site(replica: str) -> Sprout:
+        name, _, own = replica.partition("/")
+        return run.site(
+            own, f"site.name={name}", f"central.url=https://127.0.0.1:{run.ports[0]}",
+            f"central.bundle=outputs/keys/bundles/{name}", STEP_S="0.08",
+        )  # fmt: skip
+
+    a = site("local/a")
+    coordinator.until(lambda: shown(run)["members"])
+    b = site("elsewhere/b")
+    b.until(lambda: "HTTP 503: site elsewhere cannot join local yet" in b.text())
+    assert "central.roles=[aggregator]; the site waits for it" in b.text()
+    assert [member["replica"] for member in shown(run)["members"]] == ["local/a"]
+
+    aggregator = run.role_again("aggregator")
+    aggregator.until(lambda: len(shown(run)["members"]) == 2 and run.merges() >= 1)
+    for port, path in ((run.ports[0], "acquire"), (run.ports[1], "fleet/pull-messages")):
+        assert asked(run, "POST", f"https://127.0.0.1:{port}/v1/{path}", "none").status_code == 401
     for process in (aggregator, coordinator):
-        os.kill(process.pid, signal.SIGTERM)
-        assert process.wait(30) == 130
-        assert "stopped at round 0" in process.text()
-    waits = run.role("aggregator")
-    waits.until(lambda: "no coordinator runs" in waits.text())
-    os.kill(waits.pid, signal.SIGTERM)
-    assert waits.wait(30) == 130
-    for text in (coordinator.text(), aggregator.text(), waits.text(), odd.text()):
-        assert "Traceback" not in text
+        assert "stopped at round" in stopped(process)
 
-
-def test_keys_and_revocation_hold_at_both_and_a_new_secret_is_followed(
-    nursery: Nursery, project: Project
-) -> None:
-    keys, clock = project.outputs / "keys", SystemClock()
-    replicas = ["local/a", "local/b"]
-    credentials.init(keys, hosts=[], replicas=replicas, port=29510, clock=clock)
-    run = federation(nursery, project, "central.security.keys=outputs/keys", "data.max_windows=720")
-    coordinator, aggregator = run.role("coordinator"), run.role("aggregator")
-    guarded = (
-        f"central.url=https://127.0.0.1:{run.ports[0]}", "central.bundle=outputs/keys/bundles/local"
-    )  # fmt: skip
-    a = run.site("a", "central.security.keys=none", *guarded, STEP_S="0.06")
-    b = run.site("b", "central.security.keys=none", *guarded, STEP_S="0.06")
-    tls = client_context((keys / "ca.pem").read_text())
-    aggregator.until(lambda: run.merges() >= 1)
-    with httpx.Client(verify=tls, trust_env=False) as client:
-        for port, path in ((run.ports[0], "acquire"), (run.ports[1], "fleet/pull-messages")):
-            answer = client.post(f"https://127.0.0.1:{port}/v1/{path}", content=b"")
-            assert answer.status_code == 401
+    aggregator, coordinator = (run.role_again(role) for role in ("aggregator", "coordinator"))
+    known = run.merges()
+    aggregator.until(lambda: run.merges() > known)
     coordinator.kill()
     (run.state / "session.secret").unlink()
     coordinator = run.role_again("coordinator")
     known = run.merges()
-    aggregator.until(lambda: run.merges() >= known + 2)
-    credentials.revoke(keys, replica="local/b")
+    aggregator.until(lambda: run.merges() >= known + 2)  # sessions are opened anew at both
+    credentials.revoke(keys, replica="elsewhere/b")
     assert b.wait(60) == 1
-    assert "local/b was revoked" in b.text() or "is not the key of" in b.text()
+    assert "elsewhere/b was revoked" in b.text() or "is not the key of" in b.text()
     assert a.wait() == 0
     assert [aggregator.wait(60), coordinator.wait(60)] == [0, 0]
-    run.check_exactly_once()
-    assert "local/b takes part no more" in aggregator.text()
-    for process in (a, b, aggregator, coordinator):
+    assert "elsewhere/b takes part no more" in aggregator.text()
+
+    run.check()
+    final = json.loads((run.state.parent / "final" / "theta.json").read_text())
+    assert final["round"] == run.merges() == run.rows("central", "outer")[-1]["round"]
+    for process in (coordinator, aggregator, run.role_again("coordinator"),
+                    run.role_again("aggregator")):  # fmt: skip
+        process.wait(60)
+        assert "is complete" in process.text()
         assert "Traceback" not in process.text()
-    assert (run.state / "books").stat().st_mode & 0o777 == 0o700
+
+
+def asked(run: Split, method: str, url: str, token: str) -> httpx.Response:
+    """What a port answers over TLS."""
+    tls = client_context((run.project.outputs / "keys" / "ca.pem").read_text())
+    with httpx.Client(verify=tls, trust_env=False, timeout=20) as client:
+        return client.request(method, url, headers={"authorization": f"Bearer {token}"})
+
+
+def shown(run: Split) -> dict:
+    """The status, at the address and with the keys that the state folder names."""
+    told = json.loads((run.state / "central.json").read_text())
+    token = (Path(told["keys"]) / "operator.token").read_text()
+    answer = asked(run, "GET", f"{told['url']}/status", token)
+    assert answer.status_code == 200
+    return answer.json()

@@ -61,7 +61,7 @@ class SplitKiller:
         """Kills so often at most; then the run goes to its end, all by themselves."""
         federation = self._federation
         self._lives = {role: federation.role(role) for role in ROLES}
-        living = [federation.site(name, STEP_S="0.03") for name in sites]
+        living = [federation.site(name, STEP_S="0.12") for name in sites]
         self._until_serving()
         for number in range(kills):
             # both in turn, so that neither is spared; every fifth time together

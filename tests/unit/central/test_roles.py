@@ -102,3 +102,16 @@ def test_both_have_the_same_settings_but_for_their_roles(tmp_path: Path) -> None
     (tmp_path / "config.yaml").unlink()
     with pytest.raises(ConfigError, match=r"config\.yaml: cannot be read"):
         require_same(other, tmp_path)
+
+
+def test_a_coordinator_alone_loads_neither_torch_nor_flower() -> None:
+    """Those are half a gigabyte on a login node, and minutes from some file systems."""
+    script = (
+        "import sys, pww.central.coordinating, pww.central.service\n"
+        "print(sorted({'torch', 'flwr'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.stdout == "[]\n"
