@@ -1,4 +1,4 @@
-"""overlap_ranks.py FOLDER, alone or under torchrun: a run to its end with `diloco.overlap`.
+"""overlap_ranks.py FOLDER, one process a rank: a run to its end with `diloco.overlap`.
 
 Torchtitan's engine on so many ranks, the books and the merge on rank 0. Rank 0 writes into FOLDER
 what the weights were, one file each: `start-N` and `end-N` of phase N, `theta-N` at evaluation N.
