@@ -46,6 +46,7 @@ class Objects:
 
     def __init__(self, carrier: FsspecCarrier, folder: Path) -> None:
         self._carrier, self._folder = carrier, folder
+        self._published: set[str] = set()
         folder.mkdir(parents=True, exist_ok=True)
         for left in folder.iterdir():
             left.unlink()
@@ -62,16 +63,19 @@ class Objects:
         return path
 
     def discard(self, info: PayloadInfo) -> None:
-        """Removes it on both sides; what cannot be removed there is only told of."""
+        """Removes it here, and there if it is not what we publish: theta(0) is what a site put."""
         (self._folder / info.sha256).unlink(missing_ok=True)
-        self._remove(info)
+        if info.sha256 not in self._published:
+            self._remove(info)
 
     def publish(self, info: PayloadInfo, path: Path) -> None:
         """Puts a file there."""
         self._carrier.put(path, info)
+        self._published.add(info.sha256)
 
     def withdraw(self, info: PayloadInfo) -> None:
-        """Removes it there."""
+        """Removes it there; if that fails it stays, and the log says so."""
+        self._published.discard(info.sha256)
         self._remove(info)
 
     def _remove(self, info: PayloadInfo) -> None:

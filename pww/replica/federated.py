@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pww.clock import Clock
-from pww.errors import PayloadError, Refused, Stopped
+from pww.errors import CentralError, PayloadError, Refused, Stopped
 from pww.federation.fleet import FleetSite, Instruction
 from pww.federation.fleet_client import NotAdmitted
 from pww.federation.records import INVITATION, MB, describe, pack, pack_payload, unpack
@@ -129,8 +129,8 @@ class FederatedExchange:
             if self._held is None:
                 self._await(what)
                 continue  # its verdict may have come with the invitation
-            if carried:
-                self._carry(payload, offer.payload)
+            if carried and not self._carry(payload, offer.payload):
+                continue
             if not self._reply(self._held, offer, arrays):
                 log.info(
                     "the central does not take this answer any more; the delta is offered again"
@@ -198,7 +198,9 @@ class FederatedExchange:
                 self._theta = self._thetas.receive(invitation, data)
                 self._held = instruction
                 return
-        except PayloadError as fault:
+        except Refused:
+            raise
+        except (PayloadError, CentralError) as fault:  # a theta of a round that is over, say
             log.error("an invitation of the central cannot be used: %s", fault)
             self._fleet.ask_again()
             self._clock.wait(self._stop, READMIT_S)
@@ -224,16 +226,42 @@ class FederatedExchange:
             payload=info, carried=carried,
         )  # fmt: skip
         log.info("the central asks this replica for theta(0)")
+        arrays = None
         if carried:
-            self._carry(self._seed, info)
-            self._reply(to, seed, None)
+            while not self._carry(self._seed, info):
+                pass
         else:
-            self._reply(to, seed, pack_payload(self._seed, info, limit_mb=self._limit_mb))
+            arrays = pack_payload(self._seed, info, limit_mb=self._limit_mb)
+        self._reply(to, seed, arrays)
 
     def _is_carried(self, info: PayloadInfo) -> bool:
         return self._carrier is not None and info.size_bytes > self._inline_mb * MB
 
-    def _carry(self, path: Path, info: PayloadInfo) -> None:
-        """Brings a payload; what the central has already is not sent again."""
+    def _carry(self, path: Path, info: PayloadInfo) -> bool:
+        """Brings a payload; what the central has already is not sent again. False: try again.
+
+        Raises:
+            Refused: the central does not let this replica in.
+            Stopped: the stop was asked for meanwhile.
+            PayloadError: the file is not what it was.
+        """
         assert self._carrier is not None
-        self._carrier.put(path, info)
+        self._check()
+        try:
+            self._carrier.put(path, info)
+        except Refused:
+            raise
+        except CentralError as fault:
+            log.error("a payload cannot be brought to the central: %s", fault)
+            self._pause()
+            return False
+        return True
+
+    def _pause(self) -> None:
+        """Waits before another try.
+
+        Raises:
+            Stopped: the stop was asked for meanwhile.
+        """
+        if self._clock.wait(self._stop, READMIT_S):
+            raise Stopped("stopped while moving a payload; nothing durable was lost")

@@ -13,7 +13,7 @@ from typing import Any
 from simulation.kernel import Machine, running
 from simulation.network import Network
 
-from pww.errors import PayloadError
+from pww.errors import CentralError
 from pww.folder import write_durably
 from pww.transport.carrier import Transfers
 from pww.transport.retry import Retry, TryAgain
@@ -80,7 +80,7 @@ class Carrier:
     def get(self, info: PayloadInfo, path: Path) -> None:
         data = self._call(lambda: self._store().get(info.sha256))
         if data is None or hashlib.sha256(data).hexdigest() != info.sha256:
-            raise PayloadError(f"{info.sha256} is not there (any more): ask what is current")
+            raise CentralError(f"{info.sha256} is not there (any more): ask what is current")
         write_durably(path, data)
 
     def transfers(self) -> Transfers:
