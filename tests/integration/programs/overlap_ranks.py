@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from tiny import SEQ_LEN, TinyCorpus, tiny_config
 
 from pww.clock import SystemClock
-from pww.codec import get_codec
+from pww.codec import codec_named
 from pww.connect import Ends, Start, connect
 from pww.lease.space import BlockSpace
 from pww.replica import loop
@@ -67,7 +67,7 @@ def main() -> None:
     ranks, clock = Ranks(), SystemClock()
     trainer = Watched(config, TinyCorpus(), ranks=ranks)
     run = folder / "run"
-    outbox = Outbox(run, ranks=ranks, codec=get_codec("fp32"), keep=2)
+    outbox = Outbox(run, ranks=ranks, codec=codec_named("fp32"), keep=2)
     seed = run / "theta0.safetensors"
     tensors = trainer.tensors()
     if ranks.rank == 0:
