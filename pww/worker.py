@@ -85,7 +85,7 @@ def _train(
     engine: "Callable[[Config, Corpus, Ranks], Trainer]",
 ) -> None:
     """Builds one rank's pieces, in the order of the data's way, and runs the loop over them."""
-    from pww.codec import get_codec
+    from pww.codec import codec_named
     from pww.connect import Ends, Start, connect
     from pww.data import Corpus, prepare
     from pww.lease.space import BlockSpace
@@ -125,7 +125,7 @@ def _train(
         )
     trainer = engine(config, corpus, ranks)
     stack.callback(trainer.close)
-    codec = get_codec(config.codec.kind)
+    codec = codec_named(config.codec.name)
     outbox = Outbox(
         run, ranks=ranks, codec=codec, keep=config.checkpoint.keep, feedback=config.codec.feedback
     )

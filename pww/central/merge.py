@@ -3,8 +3,7 @@
 Deltas come in the order of replica and delta id: arrival order changes no bit. Each payload is read
 once more and must be what was inspected, to the bit; if one is not, or if finite values add up to
 inf, `merge_finite` gives the draft up, leaves out the delta that is to blame, by name, and begins
-again: nothing of it was published. Memory: a dozen pieces of 2 MiB, whatever the tensors' sizes;
-with codecs that only decode whole tensors, two or three of the largest.
+again: nothing of it was published. Memory: a dozen pieces of 2 MiB, whatever the tensors' sizes.
 """
 
 import math
@@ -19,7 +18,7 @@ from pww.central.screening import Opened, Pieces, Screened, inspect, one_thread,
 from pww.codec import is_finite
 from pww.config import schema
 from pww.errors import NotFiniteError, PayloadError
-from pww.outer import accumulate, add_weighted_, get_optimizer, norm_clips, weights
+from pww.outer import add_weighted_, get_optimizer, norm_clips, weights
 from pww.transport.fingerprint import PIECE
 from pww.transport.tensorfile import TensorReader
 
@@ -162,15 +161,10 @@ class _Deltas:
     def __init__(self, usable: Sequence[Opened], share: Sequence[float]) -> None:
         self._usable, self._share = usable, share
         self._sources = [Pieces(one.reader) for one in usable]
-        self._elementwise = all(one.reader.elementwise for one in usable)
         self._mean = torch.empty(PIECE)
 
     def means(self, name: str) -> Iterator[torch.Tensor]:
         """The weighted mean of a tensor, flat, up to `PIECE` values at a time, in one buffer."""
-        if not self._elementwise:
-            whole = accumulate((_whole(source, name) for source in self._sources), self._share)
-            yield from torch.split(whole, PIECE)
-            return
         for parts in zip(*(source.of(name) for source in self._sources), strict=True):
             mean = self._mean[: parts[0].numel()]
             torch.mul(parts[0], self._share[0], out=mean)
@@ -187,16 +181,6 @@ class _Deltas:
         for one, source in zip(self._usable, self._sources, strict=True):
             if source.fingerprint() != one.checked.fingerprint:
                 raise Changed(one.staged.delta)
-
-
-def _whole(source: Pieces, name: str) -> torch.Tensor:
-    """A whole tensor, flat, whatever its codec."""
-    if not source.reader.elementwise:
-        return next(source.of(name))
-    whole = torch.empty(math.prod(source.reader.shapes[name]))
-    for part, piece in zip(torch.split(whole, PIECE), source.of(name), strict=False):
-        part.copy_(piece)
-    return whole
 
 
 def _blame(name: str, usable: Sequence[Opened]) -> Unmergeable:

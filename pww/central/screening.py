@@ -96,39 +96,35 @@ class Screened:
 class Pieces:
     """Reads a payload once, from the first tensor to the last, and takes its fingerprint.
 
-    Of an elementwise payload only one piece at a time is in memory, in the same buffers.
+    Only one piece at a time is in memory, in the same buffers.
     """
 
     def __init__(self, reader: PayloadReader) -> None:
         self.reader = reader
         self._fingerprint = Fingerprint()
-        self._buffers = reader.buffers(PIECE) if reader.elementwise else {}
+        assert PIECE % reader.granule == 0, "pieces start where a run may start"
+        self._buffers = reader.buffers(PIECE)
 
     def of(self, name: str) -> Iterator[torch.Tensor]:
         """A tensor's decoded values, flat, up to `PIECE` at a time; each lasts until the next.
 
-        What is not elementwise comes whole.
+        Raises:
+            PayloadError: its codec did not write that, by name.
         """
-        if not self.reader.elementwise:
-            parts = self.reader.whole(name)
-            self._add(parts)
-            yield self.reader.decode(parts, self.reader.shapes[name]).reshape(-1)
-            return
-        size = math.prod(self.reader.shapes[name])
-        for start in range(0, max(size, 1), PIECE):  # an empty tensor is one empty piece
-            here = min(PIECE, size - start)
-            parts = {part: buffer[:here] for part, buffer in self._buffers.items()}
-            self.reader.fill(parts, name, start=start)
-            self._add(parts)
-            yield self.reader.decode(parts, (here,))
+        total = math.prod(self.reader.shapes[name])
+        for start in range(0, max(total, 1), PIECE):  # an empty tensor is one empty piece
+            size = min(PIECE, total - start)
+            parts = self.reader.fill(self._buffers, name, start=start, size=size)
+            for part in parts.values():
+                self._fingerprint.add(part)
+            try:
+                yield self.reader.decode(parts, (size,))
+            except PayloadError as fault:
+                raise PayloadError(f"tensor {name}: {fault}") from fault
 
     def fingerprint(self) -> str:
         """Of everything that was read."""
         return self._fingerprint.hexdigest()
-
-    def _add(self, parts: Mapping[str, torch.Tensor]) -> None:
-        for part in parts.values():
-            self._fingerprint.add(part)
 
 
 def inspect(path: Path, info: PayloadInfo, shapes: Shapes, *, hashed: bool = True) -> Checked:

@@ -2,9 +2,9 @@
 
 from pww.codec.base import Codec, Layout, Shape
 from pww.codec.finite import is_finite, require_finite
-from pww.codec.registry import KINDS, Kind, codec_named, get_codec
+from pww.codec.registry import FORMS, codec_named
 
 __all__ = [
-    "Codec", "KINDS", "Kind", "Layout", "Shape", "codec_named", "get_codec", "is_finite",
+    "FORMS", "Codec", "Layout", "Shape", "codec_named", "is_finite",
     "require_finite",
 ]  # fmt: skip

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import torch
 
-from pww.codec.base import Layout, Shape, layout_bytes
+from pww.codec.base import Layout, Shape, check_parts, layout_bytes
 from pww.codec.finite import is_finite, require_finite
 from pww.errors import NotFiniteError
 
@@ -18,13 +18,14 @@ class Bf16:
     """Half the bytes of fp32."""
 
     name = "bf16"
-    elementwise = True
+    granule = 1
+    exact_decode = True
 
     def layout(self, shape: Shape) -> Layout:
         """One part of the tensor's own shape."""
         return {"values": (torch.bfloat16, shape)}
 
-    def encode(self, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
+    def encode(self, tensor: torch.Tensor, *, seed: int = 0) -> dict[str, torch.Tensor]:
         """The rounded values.
 
         Raises:
@@ -40,7 +41,12 @@ class Bf16:
         return {"values": values}
 
     def decode(self, parts: Mapping[str, torch.Tensor], shape: Shape) -> torch.Tensor:
-        """The values, widened exactly."""
+        """The values, widened exactly.
+
+        Raises:
+            PayloadError: the parts are of another tensor.
+        """
+        check_parts(self.name, parts, self.layout(shape))
         return parts["values"].to(torch.float32).reshape(shape)
 
     def bound(self, tensor: torch.Tensor) -> torch.Tensor:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import torch
 
-from pww.codec.base import Layout, Shape, layout_bytes
+from pww.codec.base import Layout, Shape, check_parts, layout_bytes
 from pww.codec.finite import require_finite
 
 
@@ -12,13 +12,14 @@ class Fp32:
     """Exact: decoding gives back every bit, signed zeros and denormals included."""
 
     name = "fp32"
-    elementwise = True
+    granule = 1
+    exact_decode = True
 
     def layout(self, shape: Shape) -> Layout:
         """One part of the tensor's own shape."""
         return {"values": (torch.float32, shape)}
 
-    def encode(self, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
+    def encode(self, tensor: torch.Tensor, *, seed: int = 0) -> dict[str, torch.Tensor]:
         """The tensor itself.
 
         Raises:
@@ -28,7 +29,12 @@ class Fp32:
         return {"values": tensor}
 
     def decode(self, parts: Mapping[str, torch.Tensor], shape: Shape) -> torch.Tensor:
-        """The part itself."""
+        """The part itself.
+
+        Raises:
+            PayloadError: the parts are of another tensor.
+        """
+        check_parts(self.name, parts, self.layout(shape))
         return parts["values"].reshape(shape)
 
     def bound(self, tensor: torch.Tensor) -> torch.Tensor:

@@ -119,6 +119,25 @@ def norm_clip_fits(config: Config) -> Iterator[str]:
         )
 
 
+def coarse_has_feedback(config: Config) -> Iterator[str]:
+    """What 2 bits and fewer lose must come back, unless someone insists."""
+    codec = config.codec
+    if codec.kind not in ("int2", "sign", "topk"):
+        return
+    coarse = codec.kind != "topk" or codec.value_bits == 2
+    if coarse and not codec.feedback and not codec.force:
+        yield (
+            f"codec.feedback=false: {codec.name} keeps 2 bits of a value or fewer, known to cost "
+            "+32 % loss without error feedback; use codec.feedback=true, or codec.force=true to "
+            "do so all the same"
+        )
+    elif codec.force and (codec.feedback or not coarse):
+        yield (
+            f"codec.force=true: has no effect with codec.feedback={str(codec.feedback).lower()} "
+            f"and {codec.name}, where nothing is refused; leave it out"
+        )
+
+
 def heartbeats_fit(config: Config) -> Iterator[str]:
     """A replica must be able to say that it lives before it is declared gone."""
     darl = config.darl
@@ -222,6 +241,7 @@ RULES = (
     Rule(("model",), heads_fit),
     Rule(("diloco.outer",), outer_fits),
     Rule(("diloco.norm_clip",), norm_clip_fits),
+    Rule(("codec",), coarse_has_feedback),
     Rule(("darl.heartbeat_s", "darl.detect_s", "darl.ttl_floor_s"), heartbeats_fit),
     Rule(("transport.retry_first_s", "transport.retry_max_s"), retries_fit),
     Rule(("central.host", "central.security"), central_is_guarded),

@@ -125,7 +125,8 @@ class Outbox:
             try:
                 part.mkdir()
                 require_told("loss", result.loss)
-                payload, left = self._encode(part, differences, trainer.shapes())
+                seed = f"{lease.replica} {theta.round} {number}"
+                payload, left = self._encode(part, differences, trainer.shapes(), seed=seed)
                 require_told("norm", differences.norm)
                 require_told("drift", differences.drift)
                 require_told("residual", left)
@@ -241,13 +242,15 @@ class Outbox:
         part: Path,
         differences: Iterable[tuple[str, torch.Tensor]],
         shapes: Mapping[str, Sequence[int]],
+        *,
+        seed: str,
     ) -> tuple[PayloadInfo, float]:
         """Writes payload and next residual; what the payload is, and the residual's norm."""
         before = None if self.residual is None else self.residual.residual
         after = part / RESIDUAL if self._feedback else None
         with Feedback(shapes, before=before, after=after) as feedback:
             payload = write_payload(
-                part / DELTA, feedback.carried(differences), shapes, self._codec,
+                part / DELTA, feedback.carried(differences), shapes, self._codec, seed=seed,
                 lost=feedback.keep if self._feedback else None,
             )  # fmt: skip
         return payload, feedback.norm

@@ -23,7 +23,7 @@ from pww import log as pww_log
 from pww.central.coverage import BATCHES
 from pww.central.service import serve
 from pww.clock import SystemClock
-from pww.codec import get_codec
+from pww.codec import codec_named
 from pww.config import paths
 from pww.config.load import read_config
 from pww.config.paths import CONFIG_FILE
@@ -106,7 +106,7 @@ def _site(folder: Path, windows_per_s: float) -> None:
             windows_per_s=windows_per_s, clock=clock,
         )  # fmt: skip
         outbox = Outbox(
-            folder, ranks=ranks, codec=get_codec(config.codec.kind), keep=config.checkpoint.keep
+            folder, ranks=ranks, codec=codec_named(config.codec.name), keep=config.checkpoint.keep
         )
         stack.callback(outbox.close)
         seed = folder / "theta0.safetensors"

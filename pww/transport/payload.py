@@ -4,7 +4,9 @@ A tensor `w` becomes the file's tensors `w/<part>`, as its codec lays them out; 
 codec and every tensor's own shape. The digest is checked before anything is decoded.
 """
 
+import hashlib
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,11 +28,13 @@ def write_payload(
     shapes: Mapping[str, Sequence[int]],
     codec: Codec,
     *,
+    seed: str = "",
     lost: Callable[[str, torch.Tensor], None] | None = None,
 ) -> PayloadInfo:
     """Encodes `tensors` (in the order of `shapes`) into `path`, durably, or leaves nothing.
 
-    `lost` is told of each tensor what decoding will not give back: tensor - decoded.
+    `lost` is told of each tensor what decoding will not give back: tensor - decoded. `seed` is a
+    text that is another for every payload; codecs that draw, draw by it and the tensor's name.
 
     Raises:
         NotFiniteError: a value of a named tensor is nan or inf.
@@ -46,7 +50,7 @@ def write_payload(
                     f"tensor {name} has shape {tuple(tensor.shape)}, announced was {own.get(name)}"
                 )
             try:
-                parts = codec.encode(tensor)
+                parts = codec.encode(tensor, seed=_seed(seed, name))
             except NotFiniteError as fault:
                 raise NotFiniteError(f"tensor {name}: {fault}") from fault
             for part, values in parts.items():
@@ -114,36 +118,45 @@ class PayloadReader:
         """The decoded fp32 tensor, in memory of its own.
 
         Raises:
-            PayloadError: there is none of that name.
+            PayloadError: there is none of that name, or its parts are damaged.
         """
         if name not in self.shapes:
             raise PayloadError(f"no tensor {name} in the payload")
-        return self.decode(self.whole(name), self.shapes[name])
-
-    @property
-    def elementwise(self) -> bool:
-        """Whether any run of values can be decoded alone."""
-        return self._codec.elementwise
-
-    def buffers(self, size: int) -> dict[str, torch.Tensor]:
-        """Memory for the parts of `size` values of an elementwise payload."""
-        layout = self._codec.layout((size,))
-        return {part: torch.empty(shape, dtype=dtype) for part, (dtype, shape) in layout.items()}
-
-    def fill(self, parts: Mapping[str, torch.Tensor], name: str, *, start: int) -> None:
-        """Fills parts of an elementwise payload with a tensor's values from `start` on."""
-        for part, values in parts.items():
-            self._reader.read(f"{name}/{part}", values, start=start)
-
-    def whole(self, name: str) -> dict[str, torch.Tensor]:
-        """All parts of a tensor, as they lie in the file."""
-        return {
+        parts = {
             part: self._reader.get(f"{name}/{part}")
             for part in self._codec.layout(self.shapes[name])
         }
+        return self.decode(parts, self.shapes[name])
+
+    @property
+    def granule(self) -> int:
+        """Runs of values that start at a multiple of it can be decoded alone."""
+        return self._codec.granule
+
+    def buffers(self, size: int) -> dict[str, torch.Tensor]:
+        """Memory for the parts of `size` values."""
+        layout = self._codec.layout((size,))
+        return {part: torch.empty(shape, dtype=dtype) for part, (dtype, shape) in layout.items()}
+
+    def fill(
+        self, buffers: Mapping[str, torch.Tensor], name: str, *, start: int, size: int
+    ) -> dict[str, torch.Tensor]:
+        """The parts of `size` values of a tensor from `start` on, read into `buffers`.
+
+        `start` is a multiple of `granule`, and so is `size`, or it goes up to the end.
+        """
+        before, here = self._codec.layout((start,)), self._codec.layout((size,))
+        parts = {part: buffers[part][: math.prod(shape)] for part, (_, shape) in here.items()}
+        for part, values in parts.items():
+            self._reader.read(f"{name}/{part}", values, start=math.prod(before[part][1]))
+        return parts
 
     def decode(self, parts: Mapping[str, torch.Tensor], shape: tuple[int, ...]) -> torch.Tensor:
-        """The fp32 values of `fill`ed or `whole` parts."""
+        """The fp32 values of parts.
+
+        Raises:
+            PayloadError: they hold what the codec never writes.
+        """
         return self._codec.decode(parts, shape)
 
     def close(self) -> None:
@@ -178,6 +191,11 @@ class PayloadReader:
 
 def _wrong_size(what: str, size_bytes: int, info: PayloadInfo) -> str:
     return f"{what} has {size_bytes} bytes, announced were {info.size_bytes}: send it again"
+
+
+def _seed(payload: str, tensor: str) -> int:
+    """64 bits: no two tensors of a run draw alike."""
+    return int.from_bytes(hashlib.sha256(f"{payload}\0{tensor}".encode()).digest()[:8], "little")
 
 
 def _layout(shapes: Mapping[str, tuple[int, ...]], codec: Codec) -> Layout:

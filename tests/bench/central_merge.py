@@ -21,7 +21,7 @@ import torch
 from pww.central.generations import Generations, name_of
 from pww.central.merge import merge_finite
 from pww.central.screening import StagedPayload, screen
-from pww.codec import get_codec
+from pww.codec import codec_named
 from pww.config.load import compose
 from pww.transport.payload import write_payload
 
@@ -66,7 +66,7 @@ def _once(folder: Path, num_layers: int, tied: bool, sites: int, codec: str) -> 
             (name, noise[: math.prod(shape)].mul(0.01 * (site + 1)).view(shape))
             for name, shape in shapes.items()
         )
-        info = write_payload(path, scaled, shapes, get_codec(codec))  # type: ignore[arg-type]
+        info = write_payload(path, scaled, shapes, codec_named(codec))
         staged.append(StagedPayload(path.name, "", f"s{site}/x", path, info, 100, 0, False))
     del noise, scaled
     with screen(staged, shapes, known={}) as screened:

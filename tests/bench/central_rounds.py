@@ -22,7 +22,7 @@ from pww.central.ledger import Ledger
 from pww.central.merge import MergeResult
 from pww.central.round_report import round_report
 from pww.clock import ManualClock
-from pww.codec import get_codec
+from pww.codec import codec_named
 from pww.config.load import compose
 from pww.folder import write_durably
 from pww.lease.space import BlockSpace
@@ -69,7 +69,7 @@ class World:
         self.merger.accept_seed(seed, path)
         self.delta = folder / "delta"
         self.info = write_payload(
-            self.delta, ((n, t * 1e-6) for n, t in theta.items()), SHAPES, get_codec("fp32")
+            self.delta, ((n, t * 1e-6) for n, t in theta.items()), SHAPES, codec_named("fp32")
         )
 
     def open(self) -> None:

@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 
 from pww.central.audit import merged_deltas
 from pww.clock import Clock, ManualClock, SystemClock
-from pww.codec import get_codec
+from pww.codec import codec_named
 from pww.config.load import compose
 from pww.config.schema import Config
 from pww.connect import Start, connect
@@ -162,7 +162,7 @@ class Pull:
 def open_outbox(run: Path, ranks: Ranks, *, codec: str, keep: int = 2) -> Outbox:
     """The outbox of a run, with error feedback where the codec loses something."""
     lossy = codec != "fp32"
-    return Outbox(run, ranks=ranks, codec=get_codec(codec), keep=keep, feedback=lossy)
+    return Outbox(run, ranks=ranks, codec=codec_named(codec), keep=keep, feedback=lossy)
 
 
 class Lone:

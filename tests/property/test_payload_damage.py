@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pww.codec import KINDS, get_codec
+from pww.codec import codec_named
 from pww.errors import PayloadError
 from pww.transport.payload import PayloadReader, write_payload
 from pww.transport.tensorfile import TensorReader
@@ -19,12 +19,15 @@ TENSORS = {
     "e": torch.empty(0),
 }
 SHAPES = {name: tuple(t.shape) for name, t in TENSORS.items()}
+KINDS = (
+    "fp32", "bf16", "fp16", "int8", "int4", "int2", "sign", "topk-64-b2", "randomk-64", "dct-64",
+)  # fmt: skip
 
 
 def make(kind):
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "p")
-        info = write_payload(path, TENSORS.items(), SHAPES, get_codec(kind))
+        info = write_payload(path, TENSORS.items(), SHAPES, codec_named(kind))
         return path.read_bytes(), info
 
 

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from tiny import tiny_config
 
-from pww.codec import get_codec
+from pww.codec import codec_named
 from pww.replica.outbox import Outbox
 from pww.trainer.api import PhaseResult
 from pww.trainer.ranks import Ranks, init_ranks
@@ -55,7 +55,7 @@ class Sharded:
 def main(folder: Path, last: str) -> None:
     init_ranks(tiny_config())
     ranks = Ranks()
-    outbox = Outbox(folder, ranks=ranks, codec=get_codec("bf16"), keep=2, feedback=True)
+    outbox = Outbox(folder, ranks=ranks, codec=codec_named("bf16"), keep=2, feedback=True)
     dropped = outbox.rejoin("" if last == "none" else last)
     theta = Theta(0, folder / "theta0.safetensors", "f" * 64, None, 0)
     if ranks.rank == 0:

@@ -13,7 +13,7 @@ from simulation.network import Network, Port
 from simulation.threads import Event
 from simulation.trainer import SHAPES, Plan, Trainer
 
-from pww.codec import get_codec
+from pww.codec import codec_named
 from pww.connect import Start
 from pww.errors import PwwError, Refused, Stopped
 from pww.folder import write_durably
@@ -188,7 +188,7 @@ class Site:
         trainer = Trainer(self, batch=self._plan["batch_windows"], step_s=self._step_s,
                           seed=self.index)  # fmt: skip
         plan = Plan(self.space, trainer=trainer, **self._plan)
-        outbox = WatchedOutbox(self.folder, ranks=self.ranks, codec=get_codec("fp32"), keep=2)
+        outbox = WatchedOutbox(self.folder, ranks=self.ranks, codec=codec_named("fp32"), keep=2)
         outbox.site = self
         seed = self.folder / "theta0.safetensors"
         if outbox.last is not None:

@@ -17,7 +17,7 @@ from pww.central.coordinator import Coordinator
 from pww.central.inbox import CentralInbox
 from pww.central.ledger import Ledger
 from pww.clock import ManualClock
-from pww.codec import get_codec
+from pww.codec import codec_named
 from pww.errors import PayloadError, Refused, StateError
 from pww.log import read_json_lines
 from pww.metrics import Metrics
@@ -118,7 +118,7 @@ class Site:
         tokens = TOKENS * SPACE.num_span_windows(lease.span)
         path = self.central.folder / f"incoming-{self.central.token()}"
         tensors = [(name, torch.full(shape, 0.5)) for name, shape in SHAPES.items()]
-        info = write_payload(path, tensors, SHAPES, get_codec("fp32"))
+        info = write_payload(path, tensors, SHAPES, codec_named("fp32"))
         fields = {
             "run": self.central.books.run, "replica": self.replica,
             "incarnation": self.incarnation, "delta": self.central.token(), "prev": self.prev,

@@ -103,7 +103,7 @@ def test_values_that_the_schema_refuses() -> None:
         "central.port=70000",
         "data.files=x",
         "data.tokenizer.kind=foo",
-        "codec.kind=int4",
+        "codec.kind=zip",
         "evaluation=3",
         "resume=[1]",
         "darl.seed=4611686018427387904",
@@ -128,7 +128,7 @@ def test_values_that_the_schema_refuses() -> None:
             "central.port=70000: a whole number, 1 or more, at most 65535",
             "data.files=x: a list, each item text (in quotes)",
             "data.tokenizer.kind=foo: one of bpe, file",
-            "codec.kind=int4: one of bf16, fp32",
+            "codec.kind=zip: one of bf16, dct, fp16, fp32, int2, int4, int8, randomk, sign, topk",
             "evaluation=3: keys: every_rounds, max_windows",
             "resume=[1]: text (in quotes)",
             "darl.seed=4611686018427387904: a whole number, 0 or more, less than "
@@ -197,11 +197,14 @@ def test_text_in_quotes_and_interpolations_are_left_alone() -> None:
     assert config.central.url == "none"
 
 
+CODECS = "bf16, dct, fp16, fp32, int2, int4, int8, randomk, sign, topk"
+
+
 @pytest.mark.parametrize("word", ["codec=[1]", "codec=[a,b]", "codec=", "codec=null"])
 def test_a_group_is_chosen_by_a_name(word: str) -> None:
     with pytest.raises(ConfigError) as fault:
         compose([word])
-    assert fault.value.faults == (f"{word}: codec is one of bf16, fp32",)
+    assert fault.value.faults == (f"{word}: codec is one of {CODECS}",)
 
 
 def test_feedback_belongs_to_a_codec_that_loses_something() -> None:

@@ -46,7 +46,39 @@ def ranks(n: int) -> dict[str, object]:
     return {"parallel.ranks": n, "site.ranks_per_node": n, "optim.batch_windows": 8 * n}
 
 
+COARSE = (
+    "keeps 2 bits of a value or fewer, known to cost +32 % loss without error feedback; use "
+    "codec.feedback=true, or codec.force=true to do so all the same"
+)
+TOPK = {"kind": "topk", "keep": 64, "value_bits": 2, "feedback": True, "force": False}
+INT2 = {"kind": "int2", "feedback": True, "force": False}
+
+
 CASES: list[tuple[dict[str, object], list[str]]] = [
+    ({"codec": INT2 | {"feedback": False}}, [f"codec.feedback=false: int2 {COARSE}"]),
+    (
+        {"codec": INT2 | {"kind": "sign", "feedback": False}},
+        [f"codec.feedback=false: sign {COARSE}"],
+    ),
+    ({"codec": TOPK | {"feedback": False}}, [f"codec.feedback=false: topk-64-b2 {COARSE}"]),
+    ({"codec": TOPK | {"feedback": False, "force": True}}, []),
+    ({"codec": TOPK | {"feedback": False, "value_bits": 4}}, []),
+    (
+        {"codec": TOPK | {"feedback": False, "value_bits": 4, "force": True}},
+        [
+            "codec.force=true: has no effect with codec.feedback=false and topk-64-b4, where "
+            "nothing is refused; leave it out"
+        ],
+    ),
+    (
+        {"codec": INT2 | {"force": True}},
+        [
+            "codec.force=true: has no effect with codec.feedback=true and int2, where nothing is "
+            "refused; leave it out"
+        ],
+    ),
+    ({"codec": {"kind": "fp32"}}, []),
+    ({"codec": {"kind": "int4", "feedback": False}}, []),
     (
         {"diloco.replicas": 3, **ranks(4)},
         [

@@ -23,7 +23,7 @@ from lone_replica import (
     put_one,
 )
 
-from pww.codec import get_codec
+from pww.codec import codec_named
 from pww.errors import CheckpointError, NotFiniteError, PayloadError
 from pww.log import read_json_lines
 from pww.replica.outbox import NOTHING, Outbox
@@ -42,7 +42,7 @@ def open_outbox(run, ranks):
     opened: list[Outbox] = []
 
     def make(*, keep: int = 2, codec: str = "fp32", at: Path = run) -> Outbox:
-        opened.append(Outbox(at, ranks=ranks, codec=get_codec(codec), keep=keep))
+        opened.append(Outbox(at, ranks=ranks, codec=codec_named(codec), keep=keep))
         return opened[-1]
 
     yield make

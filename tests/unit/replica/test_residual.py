@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "programs"))
 from lone_replica import LEASES, SHAPES, Lone, Pull, open_outbox, put_one, theta_in
 
 from pww.central.audit import audit
-from pww.codec import get_codec
+from pww.codec import codec_named
 from pww.codec.bf16 import Bf16
 from pww.errors import CheckpointError, PayloadError
 from pww.log import read_json_lines
@@ -133,7 +133,7 @@ def test_what_was_sent_and_the_last_residual_are_the_sum_of_the_merged_deltas(
 
 def phases(folder: Path, move: torch.Tensor, number: int, *, feedback: bool):
     """`number` deltas of `move` through bf16, all merged: what arrived (fp64), the residual."""
-    shapes, codec = {"w": tuple(move.shape)}, get_codec("bf16")
+    shapes, codec = {"w": tuple(move.shape)}, codec_named("bf16")
     arrived = torch.zeros(move.shape, dtype=torch.float64)
     files = [folder / "even", folder / "odd"]
     before = None
@@ -170,7 +170,7 @@ def test_a_thousand_small_deltas_add_up(tmp_path, no_sync) -> None:
 
 def test_with_feedback_the_error_stays_bounded_and_without_it_grows(tmp_path, no_sync) -> None:
     move = torch.linspace(0.1, 1.0, 64)
-    bound = get_codec("bf16").bound(2 * move).double()
+    bound = codec_named("bf16").bound(2 * move).double()
     errors = {}
     for number in (50, 200):
         for feedback in (True, False):

@@ -7,7 +7,7 @@ import os
 import pytest
 import torch
 
-from pww.codec import KINDS, get_codec
+from pww.codec import codec_named
 from pww.errors import NotFiniteError, PayloadError
 from pww.transport.payload import (
     PayloadReader,
@@ -20,11 +20,12 @@ from pww.wire import PayloadInfo
 
 TENSORS = {"w": torch.randn(5, 3), "b": torch.tensor(0.5), "none": torch.empty(0)}
 SHAPES = {name: tuple(t.shape) for name, t in TENSORS.items()}
+KINDS = ("fp32", "bf16", "int8", "int4", "topk-64-b2")
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_payload_comes_back_as_its_codec_says(tmp_path, kind):
-    codec = get_codec(kind)
+    codec = codec_named(kind)
     info = write_payload(tmp_path / "p", TENSORS.items(), SHAPES, codec)
     data = (tmp_path / "p").read_bytes()
     assert info == PayloadInfo(
@@ -45,7 +46,7 @@ def test_a_payload_comes_back_as_its_codec_says(tmp_path, kind):
 def test_what_encoding_loses_is_told_tensor_by_tensor(tmp_path, kind):
     lost = {}
     info = write_payload(
-        tmp_path / "p", TENSORS.items(), SHAPES, get_codec(kind), lost=lost.__setitem__
+        tmp_path / "p", TENSORS.items(), SHAPES, codec_named(kind), lost=lost.__setitem__
     )
     assert list(lost) == list(TENSORS)
     with PayloadReader(tmp_path / "p", info) as reader:
@@ -54,18 +55,36 @@ def test_what_encoding_loses_is_told_tensor_by_tensor(tmp_path, kind):
     assert bool(lost["w"].any()) == (kind != "fp32")
 
 
+def test_codecs_that_draw_draw_anew_for_every_payload_and_tensor(tmp_path):
+    codec = codec_named("randomk-1")
+    x = torch.arange(1.0, 4097.0)
+    shapes = {"a": (4096,), "b": (4096,)}
+
+    def drawn(seed):
+        info = write_payload(tmp_path / seed, [("a", x), ("b", x)], shapes, codec, seed=seed)
+        with PayloadReader(tmp_path / seed, info) as reader:
+            return [float(reader.tensor(name).sum()) for name in shapes]
+
+    seen = [value for seed in ("x 1", "x 2", "y 1") for value in drawn(seed)]
+    assert len(set(seen)) == 6, "six draws of one in 4096; fixed seeds: they differ or never do"
+    assert drawn("x 1") == seen[:2]
+
+
 def test_nan_names_the_tensor_and_leaves_no_file(tmp_path):
     bad = TENSORS | {"none": torch.tensor([float("nan")])}
     shapes = SHAPES | {"none": (1,)}
     with pytest.raises(NotFiniteError, match="tensor none: 1 of 1 values are nan or inf"):
-        write_payload(tmp_path / "p", bad.items(), shapes, get_codec("bf16"))
+        write_payload(tmp_path / "p", bad.items(), shapes, codec_named("bf16"))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_wrong_shape_names_the_tensor_and_leaves_no_file(tmp_path):
     with pytest.raises(PayloadError, match=r"tensor b has shape \(1,\), announced") as caught:
         write_payload(
-            tmp_path / "p", [("w", TENSORS["w"]), ("b", torch.zeros(1))], SHAPES, get_codec("fp32")
+            tmp_path / "p",
+            [("w", TENSORS["w"]), ("b", torch.zeros(1))],
+            SHAPES,
+            codec_named("fp32"),
         )
     assert not isinstance(caught.value, NotFiniteError), "the model is wrong and not its values"
     assert list(tmp_path.iterdir()) == []
@@ -106,7 +125,7 @@ def test_a_file_that_is_no_payload_is_refused(tmp_path, metadata, tensors, text)
 
 
 def test_size_digest_and_codec_are_checked(tmp_path):
-    info = write_payload(tmp_path / "p", TENSORS.items(), SHAPES, get_codec("fp32"))
+    info = write_payload(tmp_path / "p", TENSORS.items(), SHAPES, codec_named("fp32"))
     for change, text in (
         ({"size_bytes": info.size_bytes + 1}, f"p has {info.size_bytes} bytes, announced were"),
         ({"sha256": "0" * 64}, "p has SHA-256 .* announced was 0000.*damaged; send it again"),
@@ -126,7 +145,7 @@ def test_theta_is_a_plain_file(tmp_path):
 
 
 def test_the_table_of_shapes_is_json(tmp_path):
-    write_payload(tmp_path / "p", TENSORS.items(), SHAPES, get_codec("fp32"))
+    write_payload(tmp_path / "p", TENSORS.items(), SHAPES, codec_named("fp32"))
     with TensorReader(tmp_path / "p") as reader:
         assert json.loads(reader.metadata["shapes"]) == {"w": [5, 3], "b": [], "none": [0]}
         assert reader.names == ("w/values", "b/values", "none/values")

@@ -20,7 +20,7 @@ from pww.central.generations import Draft, Generations
 from pww.central.ledger import Ledger
 from pww.central.payload_store import PayloadStore
 from pww.clock import ManualClock
-from pww.codec import get_codec
+from pww.codec import codec_named
 from pww.config import schema
 from pww.lease.space import BlockSpace
 from pww.transport.payload import write_payload, write_theta
@@ -135,7 +135,7 @@ class Site:
             info = NO_BYTES
         else:
             shapes = {n: tuple(t.shape) for n, t in delta.items()}
-            info = write_payload(path, delta.items(), shapes, get_codec(codec))
+            info = write_payload(path, delta.items(), shapes, codec_named(codec))
         told = {
             "steps": 10, "tokens": tokens, "loss": 2.0, "phase_seconds": 20.0, "tokens_per_s": 5.0,
             "drift": 0.1,

@@ -168,7 +168,7 @@ def test_an_unknown_codec_is_rejected_with_the_known_ones(world, delta_of):
     offer, path = a.offer(delta_of(1))
     info = offer.payload.model_copy(update={"codec": "zip"})
     verdict = world.merger.accept(offer.model_copy(update={"payload": info}), path)
-    assert verdict.reason.startswith("codec 'zip' is not known here (known: fp32, bf16)")
+    assert verdict.reason.startswith("codec 'zip' is not known here (known: fp32, bf16, fp16, ")
 
 
 def test_a_strangers_offer_leaves_nothing(world, delta_of):

@@ -11,7 +11,7 @@ import torch
 from pww.central.generations import Generations, name_of
 from pww.central.merge import Overflow, merge, merge_finite
 from pww.central.screening import StagedPayload, screen, square_sum
-from pww.codec import get_codec
+from pww.codec import codec_named
 from pww.config import schema
 from pww.transport.fingerprint import PIECE
 from pww.transport.payload import write_payload
@@ -41,7 +41,7 @@ class Bench:
         delta = delta or f"{len(self.staged) + 1:032x}"
         path = self.folder / delta
         shapes = {name: tuple(t.shape) for name, t in tensors.items()}
-        info = write_payload(path, tensors.items(), shapes, get_codec("fp32"))
+        info = write_payload(path, tensors.items(), shapes, codec_named("fp32"))
         self.staged.append(
             StagedPayload(delta, "", replica, path, info, tokens, staleness, partial)
         )
@@ -164,7 +164,7 @@ from pathlib import Path
 import torch
 sys.path.insert(0, {folder!r})
 from test_merge_laws import (
-    FEDAVG, Bench, StagedPayload, diloco, get_codec, merge_finite, name_of, screen, write_payload
+    FEDAVG, Bench, StagedPayload, diloco, codec_named, merge_finite, name_of, screen, write_payload
 )
 torch.set_num_threads(1)
 shapes = {{f"w{{i}}": ({size} // 4,) for i in range({num})}}
@@ -173,7 +173,7 @@ for replica, value in (("a/x", 1.0), ("b/x", {value})):
     delta = f"{{len(bench.staged) + 1:032x}}"
     path = bench.folder / delta
     tensors = ((name, torch.full(shape, value)) for name, shape in shapes.items())
-    info = write_payload(path, tensors, shapes, get_codec("fp32"))
+    info = write_payload(path, tensors, shapes, codec_named("fp32"))
     bench.staged.append(StagedPayload(delta, "", replica, path, info, 100, 0, False))
 Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts again here
 start = [int(l.split()[1]) for l in Path("/proc/self/status").open() if l.startswith("VmRSS")][0]

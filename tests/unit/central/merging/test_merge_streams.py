@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-import pww.codec.registry
 from pww.central import draft as draft_module
 from pww.central import screening
 from pww.central.draft import Draft
 from pww.central.generations import Generations, name_of
 from pww.central.merge import Changed, Overflow, merge_finite
 from pww.central.screening import StagedPayload, inspect, screen
+from pww.codec import codec_named
 from pww.codec.bf16 import Bf16
 from pww.codec.fp32 import Fp32
 from pww.config.load import compose
@@ -25,22 +25,6 @@ from pww.transport.tensorfile import TensorReader, state_hash
 F = np.float32
 LARGE = {"long": (5, PIECE // 2 + 7), "empty": (0, 3), "short": (3,), "one": ()}
 """Over `SMALL_BYTES` in all, a tensor over a few pieces, and odd ends."""
-
-
-class Whole(Bf16):
-    """A codec that only decodes whole tensors: its part is the tensor the other way round."""
-
-    name = "fp32"
-    elementwise = False
-
-    def layout(self, shape):
-        return {"reversed": (torch.float32, (math.prod(shape),))}
-
-    def encode(self, tensor):
-        return {"reversed": tensor.reshape(-1).flip(0)}
-
-    def decode(self, parts, shape):
-        return parts["reversed"].flip(0).reshape(shape)
 
 
 def values(shapes, seed):
@@ -111,17 +95,41 @@ def test_a_large_merge_in_threads_is_numpys_bit_for_bit(tmp_path):
 
 
 @pytest.mark.parametrize("shapes", [LARGE, {"w": (7, 3), "empty": (0,)}])
-def test_codecs_that_decode_whole_tensors_give_the_same_bits(tmp_path, monkeypatch, shapes):
+def test_codecs_of_blocks_are_merged_in_pieces_with_the_same_bits(tmp_path, shapes):
     bench = Bench(tmp_path, shapes)
     a, b = values(shapes, 1), values(shapes, 2)
+    codec = codec_named("int8")
     bench.add("a/x", a)
-    bench.add("b/y", b, codec=Whole())
-    named = pww.codec.registry.codec_named
-    asked = iter([Fp32(), Fp32(), Whole(), Whole()])  # inspected, then opened, in replica order
-    monkeypatch.setattr("pww.transport.payload.codec_named", lambda _: next(asked))
+    bench.add("b/y", b, codec=codec)
     bench.merge()
-    assert named("fp32").elementwise
-    bench.check([a, b], [0.5, 0.5])
+    decoded = {name: codec.decode(codec.encode(x), shapes[name]) for name, x in b.items()}
+    assert not torch.equal(decoded["w" if "w" in b else "long"], b["w" if "w" in b else "long"])
+    bench.check([a, decoded], [0.5, 0.5])
+
+
+@pytest.mark.parametrize("bad", [-1.0, math.inf, math.nan])
+def test_parts_that_no_codec_wrote_are_left_out_by_name(tmp_path, bad):
+    shapes = {"fine": (3,), "w": (5,)}
+    bench = Bench(tmp_path, shapes)
+
+    class Broken(Fp32):
+        name = "int8"
+
+        def layout(self, shape):
+            return codec_named("int8").layout(shape)
+
+        def encode(self, tensor, *, seed=0):
+            parts = codec_named("int8").encode(tensor, seed=seed)
+            if tensor.numel() == 5:
+                parts["scales"].fill_(bad)
+            return parts
+
+    bench.add("a/x", values(shapes, 1), codec=Broken())
+    bench.add("b/y", values(shapes, 2))
+    result, screened = bench.merge()
+    assert result.merged == (bench.staged[1].delta,)
+    assert "tensor w: a scale of" in screened.excluded[0].reason
+    assert "is damaged" in screened.excluded[0].reason
 
 
 def test_a_disk_that_fails_in_a_thread_is_told_and_leaves_nothing(tmp_path, monkeypatch):
@@ -223,7 +231,7 @@ def test_inspection_names_the_tensor_and_counts(tmp_path):
     bench = Bench(tmp_path, shapes)
 
     class Blind(Fp32):
-        def encode(self, tensor):
+        def encode(self, tensor, *, seed=0):
             return {"values": tensor}
 
     broken = {"fine": torch.ones(3), "last": torch.tensor([[1.0, math.nan], [math.inf, 1.0]])}
