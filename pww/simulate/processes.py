@@ -20,6 +20,7 @@ import torch
 from safetensors.torch import load_file
 
 from pww import log as pww_log
+from pww.central import merging as merging  # for the server to have it loaded
 from pww.central.coverage import BATCHES
 from pww.central.service import serve
 from pww.clock import SystemClock
