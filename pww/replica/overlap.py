@@ -16,7 +16,7 @@ A crash or a stop loses the phase that runs, as without overlap: delta n is dura
 again, and the next process starts from theta. No blend of theta_new and x is offered: a delta would
 hold a share of what its replica moved before, which no audit of the ledger could tell.
 
-Source: Streaming DiLoCo, arXiv 2501.18512 (eq. 3, alpha 0); eager updates, arXiv 2502.12996.
+Source: the overlap is that of arXiv 2501.18512 and 2502.12996; they blend, the shift is ours.
 """
 
 import threading

@@ -16,10 +16,28 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "programs"))
 
 from bad_http import BadHttp, BadPipe, Fault, Forward, HangUp, Reply, Request
-from blob_desk import PIECE, QUICK, Desk, Hasty, carrier, info_of, made
+from blob_desk import PIECE, QUICK, Desk, Hasty, carrier, made
+from net_faults import (
+    Nth,
+    cut_off,
+    early_close,
+    flip,
+    flipped_down,
+    flipped_up,
+    gzipped,
+    longer_up,
+    lost_reply,
+    portal,
+    redirect,
+    replaced,
+    rounded_down,
+    shifted,
+    truncated_up,
+    unavailable,
+    whole,
+)
 
 from pww.errors import CentralError, PayloadError, PwwError, Stopped, Unreachable
-from pww.transport.blob_wire import etag
 from pww.wire import PayloadInfo
 
 IMPATIENT = replace(QUICK, deadline_s=0.3)
@@ -32,119 +50,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
     opened.close()
 
 
-class Nth:
-    """Applies a fault to the n-th request that it is for; with `ever` to all from there on."""
-
-    def __init__(self, wanted: str, fault: Fault, *, n: int = 2, ever: bool = False) -> None:
-        self.wanted, self.fault, self.n, self.ever = wanted, fault, n, ever
-        self.lock, self.seen, self.hit = threading.Lock(), 0, 0
-
-    def __call__(self, request: Request, forward: Forward) -> Reply:
-        if re.match(self.wanted, f"{request.method} {request.target}"):
-            with self.lock:
-                self.seen += 1
-                now = self.seen == self.n or (self.ever and self.seen > self.n)
-                self.hit += now
-            if now:
-                return self.fault(request, forward)
-        return forward(request)
-
-
 GET, PUT = r"GET /v1/blobs/\w+", r"PUT /v1/blobs/"
-
-
-# ------------------------------------------------------------------------------ faults, one by one
-
-
-def early_close(request: Request, forward: Forward) -> Reply:
-    """No length is told, and the body ends in the middle: for http the end of the connection."""
-    reply = forward(request)
-    del reply.headers["content-length"]
-    raise HangUp(reply.sent()[: -len(reply.body) // 2])
-
-
-def cut_off(request: Request, forward: Forward) -> Reply:
-    """The length is told, and the body ends in the middle."""
-    reply = forward(request)
-    raise HangUp(reply.sent()[: -len(reply.body) // 2])
-
-
-def rounded_down(request: Request, forward: Forward) -> Reply:
-    """A range that begins earlier and ends earlier, at multiples of something."""
-    start, end = map(int, re.findall("[0-9]+", request.headers["range"]))
-    ranged = f"bytes={start}-{max((end + 1) // 4096 * 4096 - 4097, start)}"
-    return forward(replace(request, headers={**request.headers, "range": ranged}))
-
-
-def shifted(request: Request, forward: Forward) -> Reply:
-    """As many bytes as asked for, but others."""
-    start, end = map(int, re.findall("[0-9]+", request.headers["range"]))
-    shift = -1 if start else 1
-    ranged = f"bytes={start + shift}-{end + shift}"
-    return forward(replace(request, headers={**request.headers, "range": ranged}))
-
-
-def whole(request: Request, forward: Forward) -> Reply:
-    """200 instead of 206."""
-    headers = {k: v for k, v in request.headers.items() if k not in ("range", "if-range")}
-    return forward(replace(request, headers=headers))
-
-
-def replaced(request: Request, forward: Forward) -> Reply:
-    """Another object of the same size, told honestly by its tag."""
-    reply = forward(request)
-    reply.headers["etag"] = etag("0" * 64)
-    reply.body = bytes(len(reply.body))
-    return reply
-
-
-def gzipped(request: Request, forward: Forward) -> Reply:
-    """A proxy that calls it compressed."""
-    reply = forward(request)
-    reply.headers["content-encoding"] = "gzip"
-    return reply
-
-
-def flipped_down(request: Request, forward: Forward) -> Reply:
-    reply = forward(request)
-    reply.body = flip(reply.body)
-    return reply
-
-
-def lost_reply(request: Request, forward: Forward) -> Reply:
-    forward(request)
-    raise HangUp
-
-
-def truncated_up(request: Request, forward: Forward) -> Reply:
-    """Shorter, and said to be."""
-    return forward(replace(request, body=request.body[:-100]))
-
-
-def longer_up(request: Request, forward: Forward) -> Reply:
-    return forward(replace(request, body=request.body + b"x"))
-
-
-def flipped_up(request: Request, forward: Forward) -> Reply:
-    return forward(replace(request, body=flip(request.body)))
-
-
-def unavailable(request: Request, forward: Forward) -> Reply:
-    return Reply(503, {"retry-after": "7", "content-length": "0"}, b"")
-
-
-def redirect(request: Request, forward: Forward) -> Reply:
-    return Reply(302, {"location": "http://portal.example/login", "content-length": "0"}, b"")
-
-
-def portal(request: Request, forward: Forward) -> Reply:
-    page = b"<html>please accept our terms</html>"
-    return Reply(200, {"content-type": "text/html", "content-length": str(len(page))}, page)
-
-
-def flip(data: bytes) -> bytes:
-    middle = len(data) // 2
-    return data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
 
 
 # --------------------------------------------------------------------------------------- downloads
@@ -396,51 +302,3 @@ def test_stop_in_the_middle(desk: Desk, tmp_path: Path) -> None:
     client.get(info, tmp_path / "file")
     assert (tmp_path / "file").read_bytes() == path.read_bytes()
     assert client.transfers().bytes_down <= info.size_bytes - 5 * PIECE, "most was there"
-
-
-# ----------------------------------------------------------------------------------- forward proxy
-
-
-@pytest.fixture
-def central_name(monkeypatch: pytest.MonkeyPatch) -> str:
-    """A host that only the proxy can find."""
-    for name in ("http_proxy", "https_proxy", "no_proxy", "all_proxy"):
-        monkeypatch.delenv(name, raising=False)
-        monkeypatch.delenv(name.upper(), raising=False)
-    return "central.invalid"
-
-
-def both_ways(client, desk: Desk, folder: Path, seed: int) -> None:  # type: ignore[no-untyped-def]
-    path, info = made(folder, seed)
-    client.put(path, info)
-    client.get(info, folder / "back")
-    assert (folder / "back").read_bytes() == path.read_bytes()
-    assert desk.store.path(info.sha256) is not None
-
-
-def test_forward_proxy(desk: Desk, tmp_path: Path, central_name: str, monkeypatch) -> None:
-    with BadHttp(desk.server.port, password="bmFtZTp3b3Jk") as proxy:
-        address = f"127.0.0.1:{proxy.port}"
-        monkeypatch.setenv("HTTP_PROXY", f"http://name:word@{address}")
-        both_ways(carrier(f"http://{central_name}"), desk, tmp_path, 150)
-        assert {r.target.partition("/v1")[0] for r in proxy.requests} == {"http://central.invalid"}
-        monkeypatch.setenv("NO_PROXY", "127.0.0.2")
-        direct = carrier(f"http://127.0.0.2:{desk.server.port}", tuning=IMPATIENT)
-        with pytest.raises(Unreachable, match="Connection refused"):
-            direct.get(info_of(b"x"), tmp_path / "none")
-
-
-def test_forward_proxy_to_loopback_is_not_used(desk: Desk, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setenv("HTTP_PROXY", "http://proxy.invalid:1")
-    both_ways(carrier(desk.url), desk, tmp_path, 151)
-
-
-def test_faults_behind_a_forward_proxy(
-    desk: Desk, tmp_path: Path, central_name: str, monkeypatch
-) -> None:
-    """A proxy that is itself the bad network."""
-    with BadHttp(desk.server.port, Nth(f"GET http://{central_name}", cut_off)) as proxy:
-        monkeypatch.setenv("HTTP_PROXY", proxy.url)
-        client = carrier(f"http://{central_name}")
-        both_ways(client, desk, tmp_path, 152)
-        assert client.transfers().retries == 1
