@@ -22,7 +22,7 @@ from pww.transport.streams import Progress
 from pww.wire import PayloadInfo
 
 log = logging.getLogger(__name__)
-BITE = 1 << 20
+BITE = 512 << 10
 
 
 def download(link: BlobLink, info: PayloadInfo, path: Path) -> None:

@@ -20,7 +20,7 @@ from pww.transport.retry import Retry
 log = logging.getLogger(__name__)
 
 TICK_S = 0.1
-WINDOW_S = 1.0
+WINDOW_S = 0.5
 """A rate is measured for so long before connections are added, and after."""
 FASTER = 1.15
 """What a doubling must bring, to be followed by another."""
