@@ -100,7 +100,7 @@ class Line:
                 "central.roles=[coordinator] and otherwise the same command"
             ) from why
         except OSError as why:
-            raise TryAgain(f"{self._path}: {why.strerror}") from why
+            raise TryAgain(f"{self._path}: {why}") from why
         self._channel = Channel(connection, clock=self._clock)
         try:
             attach = Attach(process=self._process, version=__version__)

@@ -142,7 +142,7 @@ def serve_coordinator(config: Config, folder: Path, stop: threading.Event, *, cl
             "process of this machine with central.roles=[aggregator]",
             name, ports.url, desk.space.num_positions, books.round,
         )  # fmt: skip
-        _tick(desk, feed, end, stop, clock=clock)
+        serve_books(desk, feed, end, stop, clock=clock)
         if stop.is_set():
             raise Stopped(f"stopped at round {books.round}; start it again with the same command")
         return (
@@ -152,7 +152,9 @@ def serve_coordinator(config: Config, folder: Path, stop: threading.Event, *, cl
         )
 
 
-def _tick(desk: Desk, feed: MemberFeed, end: End, stop: threading.Event, *, clock: Clock) -> None:
+def serve_books(
+    desk: Desk, feed: MemberFeed, end: End, stop: threading.Event, *, clock: Clock
+) -> None:
     """Time passes, until the end or a stop.
 
     Raises:

@@ -68,7 +68,7 @@ def test_the_life_of_a_run_in_two_processes_with_keys(nursery: Nursery, project:
     keys, clock = project.outputs / "keys", SystemClock()
     replicas = ["local/a", "elsewhere/b"]
     credentials.init(keys, hosts=[], replicas=replicas, port=29510, clock=clock)
-    run = federation(nursery, project, "data.max_windows=480")
+    run = federation(nursery, project, "data.max_windows=800")
     with_keys = "central.security.keys=outputs/keys"
     aggregator = run.role("aggregator", with_keys)
     aggregator.until(lambda: "no coordinator runs on this run folder" in aggregator.text())

@@ -268,6 +268,14 @@ def test_a_stop_ends_the_wait(side: Side) -> None:
         remote.attach()
 
 
+def test_a_socket_that_cannot_be_reached_is_named(side: Side, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    remote = side.books(tmp_path / "file" / "socket")
+    side.stop.set()
+    with pytest.raises(Stopped, match=r"file/socket: .*Not a directory"):
+        remote.attach()
+
+
 def test_who_waits_is_told_when_waiting_is_useless(side: Side) -> None:
     side.server.close()
     remote = side.books(absent=raising(StateError("the run is complete")))
