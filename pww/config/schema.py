@@ -180,7 +180,8 @@ class Transport(Section):
     kind: Literal["auto", "inline", "blob", "file"]
     limit_mb: Positive  # largest payload that may travel inside Flower messages
     url: str  # for `file`: an fsspec URL; "none"
-    down: Literal["whole", "bf16", "fp16", "int8", "int4"]  # codec of the update that sites apply
+    # codec of the update that sites apply, by the name that payloads have
+    down: Literal["whole", "bf16", "fp16", "int8", "int4", "topk-64-b2"]
     timeout_s: Seconds  # of one request
     poll_s: Seconds  # how often a site asks for its next instruction
     retry_first_s: Seconds

@@ -1,7 +1,7 @@
 """The blob store's speed and memory, side by side with curl to nginx and with iperf3.
 
-    python tests/bench/transport.py [figures=loopback,memory,wan] [size_mb=1000] [folder=/dev/shm]
-                                    [repeats=3] [wan_mb=1000]
+    python tests/bench/transport.py [figures=loopback,memory,wan,bytes] [size_mb=1000]
+                                    [folder=/dev/shm] [repeats=3] [wan_mb=1000]
 
 Both sides of a comparison use the same folder, machine and minute, without TLS. Ours checks every
 byte twice (CRC-32C of pieces, SHA-256 of the whole), keeps a journal, fsyncs and renames; curl and
@@ -27,7 +27,7 @@ from figures import figure, machine
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "programs"))
 
-PARTS = ("loopback", "memory", "wan")
+PARTS = ("loopback", "memory", "wan", "bytes")
 DEFAULTS = {"size_mb": "1000", "folder": "/dev/shm", "repeats": "3", "wan_mb": "1000",
             "figures": ",".join(PARTS)}  # fmt: skip
 NGINX = """
@@ -255,6 +255,10 @@ def main(words: list[str]) -> None:
                 repeats=int(asked["repeats"]),
                 parts=parts,
             )
+        if "bytes" in parts:
+            from round_bytes import round_figures
+
+            round_figures(Path(name))
     if "wan" in parts:
         from wan import wan_figure
 
