@@ -1,0 +1,283 @@
+"""The blob store over HTTP: short requests, bounded memory, every name checked (`blob_wire`).
+
+A plain ASGI app. Bytes are moved in bites of a megabyte by threads, which read or write one while
+the loop sends or receives the next. Whoever asks for more than `/health` is checked at the door
+before anything of the request is read. A client that stops in the middle is hung up on.
+"""
+
+import asyncio
+import logging
+import os
+import re
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, TypeVar
+
+from pww.central.blob_upload import BlobFault, PieceWriter, Upload
+from pww.central.blobs import BlobStore
+from pww.central.door import Door
+from pww.central.strangers import Strangers
+from pww.clock import Clock
+from pww.errors import PwwError, Refused
+from pww.transport.blob_range import read_range
+from pww.transport.blob_wire import ABSENT, BUSY, CRC, FULL, etag
+from pww.wire import Refusal
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+BITE = 1 << 20
+SILENT_S = 20.0
+"""A client that sends or takes nothing for so long is not waited for."""
+COMMIT_S = 5.0
+"""A commit that takes longer is answered by `BUSY`, so that no request is long."""
+RETRY_FULL_S, RETRY_BUSY_S = 5, 1
+THREADS = 8
+JSON, BYTES = b"application/json", b"application/octet-stream"
+_OBJECT = re.compile(r"/v1/blobs/([0-9a-f]{64})\Z")
+_UPLOAD = re.compile(r"/v1/blobs/([0-9a-f]{64})/([0-9]{1,18})(?:/([0-9]{1,10}|commit))?\Z")
+_CRC = re.compile(r"[0-9a-f]{8}\Z")
+ROUTES = (
+    "no such route here: POST /v1/blobs/SHA256/SIZE, PUT /v1/blobs/SHA256/SIZE/PIECE, "
+    "POST /v1/blobs/SHA256/SIZE/commit, GET /v1/blobs/SHA256, GET /health"
+)
+Headers = dict[bytes, bytes]
+
+
+class BlobApp:
+    """The ASGI app of one store. Without a `door` everybody is let in: loopback only."""
+
+    def __init__(self, store: BlobStore, *, clock: Clock, door: Door | None = None) -> None:
+        self._store, self._door = store, door
+        self._strangers = Strangers(clock)
+        self._disk = ThreadPoolExecutor(THREADS, thread_name_prefix="blob-disk")
+        self._hasher = ThreadPoolExecutor(1, thread_name_prefix="blob-hash")
+        self._commits: dict[tuple[str, int, str], asyncio.Future[Any]] = {}
+
+    def close(self) -> None:
+        """Ends the threads; call it when nothing serves the app any more."""
+        self._disk.shutdown(cancel_futures=True)
+        self._hasher.shutdown(cancel_futures=True)
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answers one request."""
+        if scope["type"] != "http":
+            return
+        peer = str((scope.get("client") or ("",))[0])
+        started = False
+
+        async def send_once(event: Any) -> None:
+            nonlocal started
+            started = True
+            await asyncio.wait_for(send(event), SILENT_S)
+
+        try:
+            await self._respond(scope, receive, send_once, peer)
+        except (_Gone, asyncio.CancelledError):  # the client hung up, or the server ends
+            return
+        except Exception as fault:
+            if started:  # an answer cannot be taken back: break it, so that the client sees it
+                log.warning("an answer to %s broke off: %r", peer, fault)
+                return
+            status, body = self._failure(fault, peer)
+            await _answer(send_once, status, body)
+
+    def _failure(self, fault: Exception, peer: str) -> tuple[int, bytes]:
+        """What a client is told of a fault; ours go to the log."""
+        match fault:
+            case Refused():  # the door has logged it
+                status = {"unauthorised": 401, "too_many": 429}.get(fault.code, 400)
+                return status, _refusal(str(fault), fault.code, fault.retry_after_s)
+            case BlobFault():
+                self._strangers.note(peer, f"{fault.status}", str(fault))
+                code = "too_large" if fault.status == 413 else "bad_request"
+                return fault.status, _refusal(str(fault), code)
+            case PwwError() | OSError():
+                log.error("the blob store failed: %s", fault)
+            case _:
+                log.exception("the blob store failed", exc_info=fault)
+        return 500, _refusal("the central failed to answer; its log says why, try again later")
+
+    async def _respond(self, scope: Any, receive: Any, send: Any, peer: str) -> None:
+        path, method = scope["path"], scope["method"]
+        if path == "/health" and method in ("GET", "HEAD"):
+            await _answer(send, 200, b'{"ok":true}')
+            return
+        headers: Headers = dict(scope["headers"])
+        replica = ""
+        if self._door is not None:
+            authorization = headers.get(b"authorization", b"").decode("latin-1")
+            replica = self._door.check(authorization, path, peer=peer).replica
+        found = _OBJECT.match(path)
+        if found and method in ("GET", "HEAD"):
+            await self._download(found[1], method, headers, send)
+            return
+        found = _UPLOAD.match(path)
+        if not found or method not in ("POST", "PUT"):
+            raise BlobFault(ROUTES, status=404)
+        sha256, size_bytes, last = found[1], int(found[2]), found[3]
+        if method == "PUT" and last not in (None, "commit"):
+            find = partial(self._store.upload, sha256, size_bytes, replica=replica)
+            await self._take_piece(await self._aside(find), int(last), headers, receive)
+            await _answer(send, 204, b"")
+        elif method == "POST" and last is None:
+            begin = partial(self._store.begin, sha256, size_bytes, replica=replica)
+            state = await self._aside(begin)
+            await _answer(send, 200, state.model_dump_json().encode())
+        elif method == "POST" and last == "commit":
+            status, body = await self._commit(sha256, size_bytes, replica)
+            await _answer(send, status, body)
+        else:
+            raise BlobFault(ROUTES, status=404)
+
+    async def _aside(self, call: Callable[[], T]) -> T:
+        """Runs what waits for the disk in another thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._disk, call)
+
+    # ---------------------------------------------------------------------------------- uploads
+
+    async def _take_piece(
+        self, upload: Upload, number: int, headers: Headers, receive: Any
+    ) -> None:
+        """Reads, checks and keeps one piece.
+
+        Raises:
+            BlobFault: it is not what it should be.
+        """
+        crc = headers.get(CRC.encode(), b"").decode("latin-1")
+        length = headers.get(b"content-length", b"").decode("latin-1")
+        if not _CRC.match(crc) or not re.match(r"[0-9]{1,18}\Z", length):
+            raise BlobFault(f"a piece comes with Content-Length and {CRC}", status=400)
+        if int(length) > upload.piece_bytes:
+            raise BlobFault(
+                f"{length} bytes, but a piece has {upload.piece_bytes} at most", status=413
+            )
+        writer = upload.writer(number)
+        if writer is None:
+            return  # it is there: the reply to an earlier try was lost; the server drops the body
+        try:
+            await self._write(writer, receive)
+            await self._aside(partial(writer.finish, int(crc, 16)))
+        except BaseException:
+            writer.drop()
+            raise
+        self._hasher.submit(upload.advance)
+
+    async def _write(self, writer: PieceWriter, receive: Any) -> None:
+        """Writes a bite while the next one comes."""
+        loop = asyncio.get_running_loop()
+        writing: asyncio.Future[None] | None = None
+        bite: list[bytes] = []  # as they came: joining them would be one more copy
+        size_bytes, more = 0, True
+        try:
+            async with asyncio.timeout(SILENT_S) as limit:
+                while more:
+                    event = await receive()
+                    limit.reschedule(loop.time() + SILENT_S)
+                    if event["type"] != "http.request":
+                        raise _Gone
+                    bite.append(event.get("body", b""))
+                    size_bytes += len(bite[-1])
+                    more = event.get("more_body", False)
+                    if size_bytes >= BITE or not more:
+                        if writing is not None:
+                            await writing
+                        writing = loop.run_in_executor(self._disk, writer.write, bite)
+                        bite, size_bytes = [], 0
+        except TimeoutError:
+            raise BlobFault(
+                f"nothing more of the piece came for {SILENT_S:.0f} s: send it again", status=408
+            ) from None
+        finally:
+            if writing is not None:
+                await writing
+
+    async def _commit(self, sha256: str, size_bytes: int, replica: str) -> tuple[int, bytes]:
+        """One check for all who ask; its outcome is kept until somebody heard it."""
+        key = (sha256, size_bytes, replica)
+        running = self._commits.get(key)
+        if running is None:
+            call = partial(self._store.commit, sha256, size_bytes, replica=replica)
+            running = asyncio.get_running_loop().run_in_executor(self._disk, call)
+            self._commits[key] = running
+        await asyncio.wait({running}, timeout=COMMIT_S)
+        if not running.done():
+            return BUSY, _refusal("the object is being checked: ask again")
+        self._commits.pop(key, None)
+        return 200, running.result().model_dump_json().encode()
+
+    # -------------------------------------------------------------------------------- downloads
+
+    async def _download(self, sha256: str, method: str, headers: Headers, send: Any) -> None:
+        """The object or a range of it, exactly as long as announced or broken off."""
+        path = self._store.path(sha256)
+        if path is None:
+            raise BlobFault(
+                f"no object {sha256[:16]}… here: it was never complete, or was removed",
+                status=ABSENT,
+            )
+        fd = await self._aside(lambda: os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+        try:
+            size_bytes = os.fstat(fd).st_size
+            tag = etag(sha256).encode()
+            wanted = headers.get(b"range", b"").decode("latin-1")
+            if headers.get(b"if-range", tag) != tag:
+                wanted = ""  # of another object: the whole, by the rule
+            start, stop, status = read_range(wanted, size_bytes)
+            told = [(b"etag", tag), (b"accept-ranges", b"bytes"), (b"content-type", BYTES)]
+            told.append((b"content-length", b"%d" % (stop - start)))
+            if status == 206:
+                told.append((b"content-range", b"bytes %d-%d/%d" % (start, stop - 1, size_bytes)))
+            elif status == 416:
+                told.append((b"content-range", b"bytes */%d" % size_bytes))
+            await send({"type": "http.response.start", "status": status, "headers": told})
+            if method == "HEAD":
+                await send({"type": "http.response.body", "body": b""})
+            else:
+                await self._send(fd, start, stop, send)
+        finally:
+            os.close(fd)
+
+    async def _send(self, fd: int, start: int, stop: int, send: Any) -> None:
+        """Reads the next bite while one is sent."""
+        loop = asyncio.get_running_loop()
+        reading = loop.run_in_executor(self._disk, os.pread, fd, min(BITE, stop - start), start)
+        try:
+            while True:
+                bite = await reading
+                start += len(bite)
+                if not bite and start < stop:
+                    raise OSError("a file was cut short by somebody else")
+                if start < stop:
+                    reading = loop.run_in_executor(
+                        self._disk, os.pread, fd, min(BITE, stop - start), start
+                    )
+                more = start < stop
+                await send({"type": "http.response.body", "body": bite, "more_body": more})
+                if not more:
+                    return
+        finally:
+            await asyncio.wait({reading})  # it may not read a file that is closed
+
+
+class _Gone(Exception):
+    """The client hung up in the middle."""
+
+
+async def _answer(send: Any, status: int, body: bytes) -> None:
+    """A whole small answer."""
+    headers = []
+    if status != 204:
+        headers = [(b"content-type", JSON), (b"content-length", b"%d" % len(body))]
+    if status == 413:
+        headers.append((b"connection", b"close"))  # or an endless body would be read on
+    if status in (FULL, BUSY):
+        headers.append((b"retry-after", b"%d" % (RETRY_FULL_S if status == FULL else RETRY_BUSY_S)))
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+def _refusal(message: str, code: str = "bad_request", retry_after_s: float = 0.0) -> bytes:
+    told = {"code": code, "message": message, "retry_after_s": retry_after_s}
+    return Refusal.model_validate(told).model_dump_json().encode()

@@ -1,0 +1,107 @@
+"""A download: ranges over several connections, each answer checked, the whole checked at the end.
+
+No answer is trusted: its status, range, length and entity tag must be those of the piece that was
+asked for, or nothing of it is used.
+"""
+
+import http.client
+import logging
+from functools import partial
+from pathlib import Path
+
+from pww.errors import PayloadError
+from pww.transport.blob_link import BlobLink
+from pww.transport.blob_peer import BlobPeer
+from pww.transport.blob_range import ask_range, read_content_range
+from pww.transport.blob_wire import etag
+from pww.transport.carrier import Transfers
+from pww.transport.http_connection import Faults
+from pww.transport.piece_file import PieceFile, WrongDigest
+from pww.transport.retry import TryAgain
+from pww.transport.streams import Progress
+from pww.wire import PayloadInfo
+
+log = logging.getLogger(__name__)
+BITE = 1 << 20
+
+
+def download(link: BlobLink, info: PayloadInfo, path: Path) -> None:
+    """Raises as `Carrier.get`."""
+    progress = Progress(
+        f"downloading {info.sha256[:12]}…", total_bytes=info.size_bytes, clock=link.clock
+    )
+    try:
+        try:
+            _once(link, info, path, progress)
+        except WrongDigest as why:
+            log.warning("%s: all of it is downloaded anew", why)
+            try:
+                _once(link, info, path, progress)
+            except WrongDigest as again:
+                raise PayloadError(
+                    f"{again}; so it was twice: the object is damaged at {link.site.url}, or "
+                    "something on the way changes it"
+                ) from again
+    finally:
+        link.meter.add(
+            Transfers(num_down=1, bytes_down=progress.moved_bytes, seconds_down=progress.end())
+        )
+
+
+def _once(link: BlobLink, info: PayloadInfo, path: Path, progress: Progress) -> None:
+    file = PieceFile(
+        path, sha256=info.sha256, size_bytes=info.size_bytes, piece_bytes=link.tuning.piece_bytes
+    )
+    try:
+        pieces = file.missing()
+        spans = [file.span(number) for number in pieces]
+        progress.rest(sum(stop - start for start, stop in spans))
+        link.move(partial(_fetch_piece, file, info, progress), pieces, progress)
+        file.publish(path)
+    finally:
+        file.close()
+
+
+def _fetch_piece(
+    file: PieceFile, info: PayloadInfo, progress: Progress, peer: BlobPeer, number: int
+) -> None:
+    start, stop = file.span(number)
+    headers = {"range": ask_range(start, stop), "if-range": etag(info.sha256)}
+    reply = peer.open("GET", info.sha256, headers=headers)
+    if reply.status not in (200, 206):
+        raise peer.judged(reply, peer.small(reply))
+    wrong = _wrong(reply, info, start, stop)
+    if wrong:
+        peer.drop()
+        raise TryAgain(f"asked for bytes {start} to {stop - 1}, but {wrong}")
+    buffer = peer.buffer(min(BITE, stop - start))
+    at = start
+    while at < stop:
+        try:
+            got = reply.readinto(buffer[: stop - at])
+        except Faults as fault:
+            raise peer.broken(fault) from fault
+        if got == 0:
+            peer.drop()
+            raise TryAgain(f"bytes {start} to {stop - 1} ended at {at - 1}")
+        file.write(buffer[:got], at)
+        at += got
+    file.finish(number)
+    progress.add(stop - start)
+    file.advance()
+
+
+def _wrong(reply: http.client.HTTPResponse, info: PayloadInfo, start: int, stop: int) -> str:
+    """Why an answer is not the piece that was asked for; "" if it may be."""
+    told = reply.headers
+    if reply.status != 206:
+        return "the answer is the whole object (HTTP 200)"
+    if read_content_range(told.get("content-range", "")) != (start, stop, info.size_bytes):
+        return f"the answer has Content-Range {told.get('content-range', 'none')[:60]!r}"
+    if told.get("etag") != etag(info.sha256):
+        return f"the answer is of another object (ETag {told.get('etag', 'none')[:72]})"
+    if reply.chunked or reply.length != stop - start:
+        return f"the answer has Content-Length {told.get('content-length', 'none')[:20]}"
+    if told.get("content-encoding", "identity") != "identity":
+        return f"the answer has Content-Encoding {told['content-encoding'][:20]}"
+    return ""

@@ -1,0 +1,131 @@
+"""An upload: asks what is there, sends the pieces that are not, and has the whole checked.
+
+Every step may be repeated: after a lost reply, a restart of either side, or in a new process.
+"""
+
+import logging
+import os
+from functools import partial
+from pathlib import Path
+
+import google_crc32c
+from pydantic import ValidationError
+
+from pww.errors import CentralError, PayloadError, Stopped
+from pww.transport.blob_link import BlobLink
+from pww.transport.blob_peer import BeginAgain, BlobPeer, Busy, Damaged
+from pww.transport.blob_wire import CRC, BlobState
+from pww.transport.carrier import Transfers, must_fit
+from pww.transport.http_connection import SLICE
+from pww.transport.retry import Retry, TryAgain
+from pww.transport.streams import Progress
+from pww.wire import PayloadInfo
+
+log = logging.getLogger(__name__)
+MAX_BEGINNINGS = 8
+"""A store that loses an upload so often will lose it again."""
+
+
+def upload(link: BlobLink, path: Path, info: PayloadInfo) -> None:
+    """Raises as `Carrier.put`."""
+    must_fit(path, info)
+    peer, retry = link.peer(), link.retry(link.stop)
+    progress = Progress(
+        f"uploading {info.sha256[:12]}…", total_bytes=info.size_bytes, clock=link.clock
+    )
+    try:
+        with path.open("rb") as file:
+            _Upload(link, peer, retry, file.fileno(), info, progress).run()
+    finally:
+        peer.drop()
+        link.meter.add(
+            Transfers(
+                num_up=1, bytes_up=progress.moved_bytes, retries=retry.num_retries,
+                seconds_up=progress.end(),
+            )
+        )  # fmt: skip
+
+
+class _Upload:
+    """One upload, of an open file."""
+
+    def __init__(self, link: BlobLink, peer: BlobPeer, retry: Retry, fd: int, info: PayloadInfo,
+                 progress: Progress) -> None:  # fmt: skip
+        self._link, self._peer, self._retry = link, peer, retry
+        self._fd, self._info, self._progress = fd, info, progress
+        self._url = f"{info.sha256}/{info.size_bytes}"
+
+    def run(self) -> None:
+        damaged = False
+        for _ in range(MAX_BEGINNINGS):
+            state = self._begin()
+            if state.complete:
+                return
+            try:
+                self._send(state)
+                self._commit()
+            except BeginAgain as why:
+                log.info("the upload of %s… begins again: %s", self._info.sha256[:12], why)
+            except Damaged as why:
+                if damaged:
+                    raise PayloadError(
+                        f"{why}: so it was twice, the file here is not what it is announced as; "
+                        "write it again"
+                    ) from None
+                damaged = True
+                log.warning("the whole is wrong though every piece was right (%s); all anew", why)
+            else:
+                return
+        raise CentralError(
+            f"the central lost the upload of {self._info.sha256[:12]}… {MAX_BEGINNINGS} times: see "
+            "its log"
+        )
+
+    def _begin(self) -> BlobState:
+        """What the store has, checked."""
+        content = self._retry.run(
+            lambda: self._peer.ask("POST", self._url), what="the beginning of an upload"
+        )
+        try:
+            state = BlobState.model_validate_json(content)
+        except ValidationError as fault:
+            raise self._peer.stranger("an unreadable state of an upload") from fault
+        num_pieces = -(-self._info.size_bytes // state.piece_bytes)
+        if state.missing and state.missing[-1][1] > num_pieces:
+            raise self._peer.stranger("missing pieces that the object does not have")
+        return state
+
+    def _send(self, state: BlobState) -> None:
+        size = state.piece_bytes
+        pieces = [n for start, stop in state.missing for n in range(start, stop)]
+        missing_bytes = sum(min((n + 1) * size, self._info.size_bytes) - n * size for n in pieces)
+        self._progress.rest(missing_bytes)
+        self._link.move(partial(self._send_piece, size), pieces, self._progress)
+
+    def _send_piece(self, piece_bytes: int, peer: BlobPeer, number: int) -> None:
+        start = number * piece_bytes
+        stop = min(start + piece_bytes, self._info.size_bytes)
+        body, crc = [], 0
+        for at in range(start, stop, SLICE):
+            body.append(os.pread(self._fd, min(SLICE, stop - at), at))
+            if len(body[-1]) != min(SLICE, stop - at):
+                raise PayloadError("the file became shorter while it was sent: write it again")
+            crc = google_crc32c.extend(crc, body[-1])
+        headers = {CRC: f"{crc:08x}", "content-type": "application/octet-stream"}
+        try:
+            peer.ask("PUT", f"{self._url}/{number}", headers=headers, body=body)
+        except Damaged as why:  # on the way; the pieces are small, and this one is here still
+            raise TryAgain(str(why)) from why
+        self._progress.add(stop - start)
+
+    def _commit(self) -> None:
+        """Has the store check the whole, which may take it a while."""
+        what = "the end of an upload"
+        while True:
+            try:
+                self._retry.run(lambda: self._peer.ask("POST", f"{self._url}/commit"), what=what)
+            except Busy as busy:
+                if self._link.clock.wait(self._link.stop, max(busy.after_s, 0.1)):
+                    raise Stopped(f"stopped at {what}; it goes on where it was") from None
+            else:
+                return

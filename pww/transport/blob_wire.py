@@ -1,0 +1,52 @@
+"""What the blob store and its clients say to each other, beside the bytes themselves.
+
+    POST  /v1/blobs/SHA256/SIZE          begins or goes on with an upload   -> BlobState
+    PUT   /v1/blobs/SHA256/SIZE/PIECE    one piece, its CRC-32C in a header  -> 204
+    POST  /v1/blobs/SHA256/SIZE/commit   checks and publishes the whole     -> BlobState
+    HEAD, GET /v1/blobs/SHA256           the object or a range of it; its ETag is the digest
+
+Refusals are a `wire.Refusal` with a status that says what to do:
+"""
+
+from typing import Annotated
+
+from pydantic import Field, model_validator
+
+from pww.wire import Count, Message
+
+ROUTE = "/v1/blobs/"
+CRC = "x-pww-crc32c"
+"""Header of a piece: CRC-32C in eight hex digits. Finds damage early; the law is the SHA-256."""
+BUSY = 202
+"""The whole is being checked: ask for the commit again."""
+ABSENT = 404
+"""No such object."""
+BEGIN_AGAIN = 409
+"""The upload is not as the client thinks (pieces are missing, it was collected): begin again."""
+DAMAGED = 422
+"""A piece is not what its header says, or the whole not what its name says."""
+FULL = 507
+"""No room; what is there stays, and the same request may work later."""
+
+
+class BlobState(Message):
+    """How far an upload is: `missing` are half-open runs of piece numbers."""
+
+    complete: bool
+    piece_bytes: Annotated[int, Field(ge=1, le=64 << 20)]
+    missing: Annotated[list[tuple[Count, Count]], Field(max_length=1 << 16)]
+
+    @model_validator(mode="after")
+    def _runs_ascend(self) -> "BlobState":
+        """Refuses runs that are empty, overlap or go back."""
+        end = -1
+        for start, stop in self.missing:
+            if not end < start < stop:
+                raise ValueError("missing pieces must be ascending runs")
+            end = stop
+        return self
+
+
+def etag(sha256: str) -> str:
+    """The strong entity tag of an object."""
+    return f'"{sha256}"'

@@ -1,0 +1,205 @@
+"""A file that comes in pieces, in any order: resumed after a crash, and whole or not there.
+
+    NAME.part   the bytes, at their final offsets
+    NAME.done   what it will be, and then the numbers of the pieces that are in it, as they come
+
+The SHA-256 of the whole is computed beside the transfer, piece by piece in order, so that little is
+left to do at the end. What survives a killed process: all pieces that were finished. A machine that
+loses power may lose some of their bytes: then the digest is wrong, and all of it travels anew. Disk
+writes are in `write` and `finish` only.
+"""
+
+import hashlib
+import os
+import struct
+import threading
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from pww.errors import PayloadError
+from pww.folder import sync_folder
+
+CHUNK = 1 << 20
+"""What is read at once for hashing: fits a core's cache."""
+_NUMBER = struct.Struct("<I")
+MAX_PIECES = 1 << 32
+
+
+class WrongDigest(PayloadError):
+    """All pieces came, but together they are not the announced bytes."""
+
+
+class PieceFile:
+    """A file of `size_bytes` with digest `sha256` in the making. Thread-safe."""
+
+    def __init__(self, base: Path, *, sha256: str, size_bytes: int, piece_bytes: int) -> None:
+        """Goes on with what an earlier process left at `base`, if it was the same file.
+
+        Raises:
+            OSError: it cannot be made or read.
+        """
+        self.size_bytes, self.piece_bytes = size_bytes, piece_bytes
+        self.num_pieces = -(-size_bytes // piece_bytes)
+        assert self.num_pieces <= MAX_PIECES, "sizes are bounded where they come in"
+        self._part, self._journal = base.with_name(f"{base.name}.part"), done_file(base)
+        self._sha256, self._lock = sha256, threading.Lock()
+        self._hashing, self._hash, self._hashed = threading.Lock(), hashlib.sha256(), 0
+        head = f"{sha256} {size_bytes} {piece_bytes}\n".encode()
+        self._done, self._renamed = self._read(head), False
+        if not self._done:
+            for path in (self._journal, self._part):  # the journal first: it claims the bytes
+                path.unlink(missing_ok=True)
+        self._fd = os.open(self._part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.ftruncate(self._fd, size_bytes)
+            self._log = os.open(self._journal, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                os.ftruncate(self._log, 0)
+                begun = head + b"".join(map(_NUMBER.pack, sorted(self._done)))
+                _write_all(self._log, begun, 0, self._journal)
+                self._log_bytes = len(begun)
+            except BaseException:
+                os.close(self._log)
+                raise
+        except BaseException:
+            os.close(self._fd)
+            raise
+
+    def _read(self, head: bytes) -> set[int]:
+        """The pieces that an earlier process finished; none if it made another file."""
+        try:
+            if self._part.stat().st_size != self.size_bytes:
+                return set()
+            found = self._journal.read_bytes()
+        except FileNotFoundError:
+            return set()
+        if not found.startswith(head):
+            return set()
+        rows = found[len(head) :]
+        rows = rows[: len(rows) // _NUMBER.size * _NUMBER.size]  # the last may be torn
+        return {n for (n,) in _NUMBER.iter_unpack(rows) if n < self.num_pieces}
+
+    def span(self, number: int) -> tuple[int, int]:
+        """First byte of a piece, and the one after its last."""
+        start = number * self.piece_bytes
+        return start, min(start + self.piece_bytes, self.size_bytes)
+
+    def missing(self) -> list[int]:
+        """The pieces that are still to come, in order."""
+        with self._lock:
+            return [n for n in range(self.num_pieces) if n not in self._done]
+
+    def has(self, number: int) -> bool:
+        """Whether a piece is finished."""
+        with self._lock:
+            return number in self._done
+
+    def write(self, data: memoryview | bytes | bytearray, offset: int) -> None:
+        """Puts bytes of a piece in their place; they count when the piece is finished.
+
+        Raises:
+            OSError: they could not be written (disk full).
+        """
+        _write_all(self._fd, data, offset, self._part)
+
+    def finish(self, number: int) -> None:
+        """Counts a piece whose bytes are all written.
+
+        Raises:
+            OSError: that could not be written down; the piece is still missing.
+        """
+        with self._lock:
+            if number in self._done:
+                return
+            _write_all(self._log, _NUMBER.pack(number), self._log_bytes, self._journal)
+            self._log_bytes += _NUMBER.size
+            self._done.add(number)
+
+    def advance(self) -> None:
+        """Hashes what can be hashed by now; returns at once if another thread is at it."""
+        if self._hashing.acquire(blocking=False):
+            try:
+                self._hash_on()
+            finally:
+                self._hashing.release()
+
+    def _hash_on(self) -> None:
+        buffer = bytearray(min(CHUNK, self.piece_bytes))
+        while self._hashed < self.num_pieces and self.has(self._hashed):
+            start, stop = self.span(self._hashed)
+            while start < stop:
+                view = memoryview(buffer)[: min(len(buffer), stop - start)]
+                got = os.preadv(self._fd, [view], start)
+                if got == 0:
+                    raise OSError(f"{self._part.name} was cut short by somebody else")
+                self._hash.update(view[:got])
+                start += got
+            self._hashed += 1
+
+    def publish(self, path: Path) -> None:
+        """Makes the file visible as `path`, durably, if it is complete and the right one.
+
+        Raises:
+            WrongDigest: other bytes; nothing is visible, and all is forgotten.
+            OSError: it could not be made durable; it can be tried again.
+        """
+        with self._hashing:
+            self._hash_on()
+            found = self._hash.copy().hexdigest()
+        assert self._hashed == self.num_pieces, "published only when nothing is missing"
+        if found != self._sha256:
+            self.discard()
+            raise WrongDigest(
+                f"{self.size_bytes} bytes with SHA-256 {self._sha256} were announced, those that "
+                f"came have {found}"
+            )
+        if not self._renamed:
+            os.fsync(self._fd)
+            self._part.replace(path)
+            self._renamed = True  # a folder that cannot be synced now may be later
+        sync_folder(path.parent)
+        self.close()
+        self._journal.unlink(missing_ok=True)
+
+    def discard(self) -> None:
+        """Forgets all that came; safe to call twice."""
+        self.close()
+        self._journal.unlink(missing_ok=True)
+        self._part.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Lets go of the files; what was finished stays for another process. Safe to call twice."""
+        with self._lock:
+            for fd in (self._fd, self._log):
+                if fd >= 0:
+                    with suppress(OSError):
+                        os.close(fd)
+            self._fd = self._log = -1
+
+
+def done_file(base: Path) -> Path:
+    """The journal beside a file in the making."""
+    return base.with_name(f"{base.name}.done")
+
+
+def runs(numbers: Iterable[int]) -> list[tuple[int, int]]:
+    """Ascending numbers as half-open runs, which stay few when pieces come nearly in order."""
+    found: list[tuple[int, int]] = []
+    for number in numbers:
+        if found and found[-1][1] == number:
+            found[-1] = (found[-1][0], number + 1)
+        else:
+            found.append((number, number + 1))
+    return found
+
+
+def _write_all(fd: int, data: memoryview | bytes | bytearray, offset: int, path: Path) -> None:
+    """A `pwrite` may write less than it was given, before a full disk."""
+    view = memoryview(data)
+    try:
+        while view:
+            wrote = os.pwrite(fd, view, offset)
+            view, offset = view[wrote:], offset + wrote
+    except OSError as why:
+        raise OSError(why.errno, why.strerror, str(path)) from why

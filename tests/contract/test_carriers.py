@@ -1,0 +1,314 @@
+"""What every carrier keeps: exact bytes or a clear failure, nothing half visible, idempotence.
+
+One suite for the blob store (its real port), a shared folder, fsspec's memory and an S3 server.
+"""
+
+import hashlib
+import logging
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "programs"))
+
+from blob_desk import PIECE, QUICK, Desk, carrier, made
+from s3_server import options, s3_server
+
+from pww.clock import SystemClock
+from pww.errors import CentralError, PayloadError, StateError, Stopped
+from pww.transport.carrier import Carrier, Transfers
+from pww.transport.fsspec_carrier import FsspecCarrier
+from pww.wire import PayloadInfo
+
+TUNING = replace(QUICK, deadline_s=5.0)
+KINDS = ("blob", "file", "memory", "s3")
+
+
+@dataclass
+class Place:
+    """A place that carriers go to, and a look at what is there without one."""
+
+    client: Callable[..., Carrier]
+    damage: Callable[[str, bytes], None]
+
+
+@pytest.fixture(scope="module")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("s3")
+    (folder / "bucket").mkdir()
+    with s3_server(folder) as url:
+        yield url
+
+
+def fsspec_place(url: str, **more: Any) -> Place:
+    def client(**words: Any) -> FsspecCarrier:
+        words = {"stop": threading.Event(), "tuning": TUNING, **words}
+        return FsspecCarrier(
+            url, clock=SystemClock(), random=np.random.default_rng(0), options=more, **words
+        )
+
+    def damage(sha256: str, data: bytes) -> None:
+        fs, root = fsspec.core.url_to_fs(url, **more)
+        fs.pipe_file(f"{root}/{sha256}", data)
+
+    return Place(client, damage)
+
+
+@pytest.fixture(params=KINDS)
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+    match request.param:
+        case "blob":
+            desk = Desk.open(tmp_path / "store")
+            yield Place(
+                lambda **words: carrier(desk.url, **{"tuning": TUNING, **words}),
+                lambda sha256, data: (desk.store._objects / sha256).write_bytes(data) and None,
+            )
+            desk.close()
+        case "file":
+            yield fsspec_place(f"file://{tmp_path}/shared/run")
+        case "memory":
+            yield fsspec_place(f"memory://{tmp_path.name}/run")
+        case _:
+            url = request.getfixturevalue("s3")
+            yield fsspec_place(f"s3://bucket/{tmp_path.name}", **options(url))
+
+
+@pytest.mark.parametrize("size", [0, 1, PIECE, (1 << 20) + 123])
+def test_there_and_back(place: Place, tmp_path: Path, size: int) -> None:
+    path, info = made(tmp_path, size, size_bytes=size)
+    client = place.client()
+    client.put(path, info)
+    client.get(info, tmp_path / "back")
+    assert (tmp_path / "back").read_bytes() == path.read_bytes()
+    moved = client.transfers()
+    assert (moved.num_up, moved.num_down) == (1, 1)
+    assert (moved.bytes_up, moved.bytes_down) == (size, size)
+    assert moved.seconds_up > 0.0
+    assert moved.seconds_down > 0.0
+    assert moved.retries == 0
+    client.put(path, info)
+    assert client.transfers().bytes_up == size, "what is there does not travel again"
+    client.close()
+    other = place.client()
+    assert other.transfers() == Transfers()
+    other.get(info, tmp_path / "back")  # over what is there
+    assert (tmp_path / "back").read_bytes() == path.read_bytes()
+
+
+def test_bigger_than_a_part(place: Place, tmp_path: Path) -> None:
+    """Twenty megabytes: S3 takes them in several parts."""
+    path, info = made(tmp_path, 1, size_bytes=20 << 20)
+    client = place.client(tuning=replace(TUNING, piece_bytes=4 << 20))
+    client.put(path, info)
+    client.get(info, tmp_path / "back")
+    with (tmp_path / "back").open("rb") as file:
+        assert hashlib.file_digest(file, "sha256").hexdigest() == info.sha256
+
+
+def test_not_there(place: Place, tmp_path: Path) -> None:
+    info = PayloadInfo(codec="fp32", size_bytes=5, sha256="0" * 64)
+    with pytest.raises(CentralError, match=r"object 0{16}….*never\s+complete.* or was removed"):
+        place.client().get(info, tmp_path / "file")
+    assert not (tmp_path / "file").exists()
+
+
+def test_not_what_it_is_announced_as(place: Place, tmp_path: Path) -> None:
+    """At the sender: a wrong file gets nowhere."""
+    path, info = made(tmp_path, 2)
+    data = path.read_bytes()
+    client = place.client()
+    path.write_bytes(data[:-1])
+    with pytest.raises(PayloadError, match="has 1048698 bytes, announced were 1048699: write it"):
+        client.put(path, info)
+    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    with pytest.raises(PayloadError, match=f"SHA-256.*{info.sha256}.*write it again"):
+        client.put(path, info)
+    with pytest.raises(CentralError):
+        client.get(info, tmp_path / "back")
+    path.write_bytes(data)
+    client.put(path, info)
+    client.get(info, tmp_path / "back")
+
+
+def test_damaged_there(place: Place, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A bit that flipped at rest: said, tried again, given up; nothing is visible."""
+    path, info = made(tmp_path, 3)
+    data = path.read_bytes()
+    client = place.client()
+    client.put(path, info)
+    place.damage(info.sha256, data[:-1] + bytes([data[-1] ^ 1]))
+    with pytest.raises(PayloadError, match="so it was twice: the object is damaged at"):
+        client.get(info, tmp_path / "back")
+    assert "downloaded anew" in caplog.text
+    assert not (tmp_path / "back").exists()
+    place.damage(info.sha256, data)
+    client.get(info, tmp_path / "back")
+
+
+def test_stop(place: Place, tmp_path: Path) -> None:
+    path, info = made(tmp_path, 4)
+    place.client().put(path, info)
+    stop = threading.Event()
+    stop.set()
+    with pytest.raises(Stopped, match="stopped in the middle of a transfer"):
+        place.client(stop=stop).get(info, tmp_path / "back")
+    assert not (tmp_path / "back").exists()
+
+
+def test_download_goes_on(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a fault of this side in the middle, only the rest travels."""
+    from pww.transport.piece_file import PieceFile
+
+    path, info = made(tmp_path, 5)
+    place.client().put(path, info)
+    real, seen = PieceFile.finish, []
+
+    def failing(self: PieceFile, number: int) -> None:
+        seen.append(number)
+        if len(seen) == 9:
+            raise OSError("the disk went away")
+        real(self, number)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PieceFile, "finish", failing)
+        with pytest.raises(OSError, match="the disk went away"):
+            place.client().get(info, tmp_path / "back")
+    client = place.client()
+    client.get(info, tmp_path / "back")
+    assert (tmp_path / "back").read_bytes() == path.read_bytes()
+    assert client.transfers().bytes_down <= info.size_bytes - 8 * PIECE
+
+
+def test_two_at_once(place: Place, tmp_path: Path) -> None:
+    """The same object from two senders, and two objects from one client."""
+    first, info = made(tmp_path, 6)
+    second, other = made(tmp_path, 7)
+    shared = place.client()
+    faults: list[BaseException] = []
+
+    def run(call: Callable[[], None]) -> threading.Thread:
+        def guarded() -> None:
+            try:
+                call()
+            except BaseException as fault:
+                faults.append(fault)
+
+        thread = threading.Thread(target=guarded)
+        thread.start()
+        return thread
+
+    threads = [
+        run(lambda: place.client().put(first, info)),
+        run(lambda: shared.put(first, info)),
+        run(lambda: shared.put(second, other)),
+    ]
+    for thread in threads:
+        thread.join()
+    assert not faults
+    for path, wanted in ((first, info), (second, other)):
+        shared.get(wanted, tmp_path / "back")
+        assert (tmp_path / "back").read_bytes() == path.read_bytes()
+
+
+# ------------------------------------------------------------------------------- of fsspec's alone
+
+
+def client(url: str, **more: Any) -> FsspecCarrier:
+    return FsspecCarrier(
+        url, clock=SystemClock(), stop=more.pop("stop", threading.Event()),
+        random=np.random.default_rng(0), tuning=replace(TUNING, deadline_s=0.05), options=more,
+    )  # fmt: skip
+
+
+def test_unknown_urls(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(CentralError, match="nosuch://x is no URL that fsspec can open"):
+        client("nosuch://name:secret@x")
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, "s3", raising=False)
+    with pytest.raises(StateError, match=r"s3://bucket/run needs a package .*pww\[s3\]"):
+        client("s3://bucket/run")
+
+
+def test_shared_folder_shows_nothing_half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The name appears when the bytes are durable; a failed or stopped upload leaves nothing."""
+    path, info = made(tmp_path, 8)
+    shared = tmp_path / "shared"
+    there = client(f"file://{shared}")
+    seen: list[list[str]] = []
+    real = there._fs.mv
+
+    def moving(source: str, target: str) -> None:
+        seen.append(sorted(p.name for p in shared.iterdir()))
+        real(source, target)
+
+    monkeypatch.setattr(there._fs, "mv", moving)
+    there.put(path, info)
+    assert len(seen) == 1
+    assert seen[0][0].endswith(".part")
+    assert [p.name for p in shared.iterdir()] == [info.sha256]
+
+    def full(source: str, target: str) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(there._fs, "mv", full)
+    there.remove(info.sha256)
+    there.remove(info.sha256)
+    with pytest.raises(CentralError, match=r"no usable answer to an upload.*No space left"):
+        there.put(path, info)
+    assert not list(shared.iterdir())
+
+
+def test_forbidden_and_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, s3: str) -> None:
+    path, info = made(tmp_path, 9)
+    with pytest.raises(CentralError, match="s3://bucket/run does not let this process in"):
+        client("s3://bucket/run", **{**options(s3), "secret": "wrong"}).put(path, info)
+    with pytest.raises(CentralError, match=r"nosuchbucket.*make the bucket or folder"):
+        client("s3://nosuchbucket/run", **options(s3)).put(path, info)
+
+
+def test_unreachable_is_retried_and_says_no_secret(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, info = made(tmp_path, 10)
+    words = options("http://127.0.0.1:9")
+    away = client("s3://bucket/run", **words, config_kwargs={"retries": {"max_attempts": 1}})
+    away._fs.retries = 1
+    with caplog.at_level(logging.DEBUG), pytest.raises(CentralError, match="s3://bucket/run gave"):
+        away.put(path, info)
+    told = [r.getMessage() for r in caplog.records if r.name.startswith("pww")]
+    assert told
+    assert not any(str(words["secret"]) in line for line in told)
+
+
+def test_short_range(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, info = made(tmp_path, 11)
+    there = client(f"file://{tmp_path}/shared")
+    there.put(path, info)
+    monkeypatch.setattr(there._fs, "cat_file", lambda name, start, end: b"x")
+    with pytest.raises(CentralError, match="1 bytes came of 65536"):
+        there.get(info, tmp_path / "back")
+    assert not (tmp_path / "back").exists()
+
+
+def test_lost_on_the_way_to_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, info = made(tmp_path, 12)
+    there = client(f"file://{tmp_path}/shared")
+    monkeypatch.setattr(there._fs, "put_file", lambda a, b, callback: Path(b).write_bytes(b"x"))
+    with pytest.raises(CentralError, match="1 bytes are there after an upload of 1048699"):
+        there.put(path, info)
+
+
+def test_stopped_upload(tmp_path: Path) -> None:
+    path, info = made(tmp_path, 13)
+    stop = threading.Event()
+    stop.set()
+    with pytest.raises(Stopped, match="in the middle of an upload; it begins anew"):
+        client(f"file://{tmp_path}/shared", stop=stop).put(path, info)
+    assert not (tmp_path / "shared").exists()

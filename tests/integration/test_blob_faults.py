@@ -1,0 +1,304 @@
+"""Every fault of a network between a site and the blob store, and what becomes of the bytes.
+
+Each ends in the exact bytes when it passes, or in a clear failure when it stays; and never is a
+longer, shorter or wrong file visible at either end.
+"""
+
+import re
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "programs"))
+
+from bad_http import BadHttp, BadPipe, Fault, Forward, HangUp, Reply, Request
+from blob_desk import PIECE, QUICK, Desk, Hasty, carrier, made
+from net_faults import (
+    Nth,
+    cut_off,
+    early_close,
+    flip,
+    flipped_down,
+    flipped_up,
+    gzipped,
+    longer_up,
+    lost_reply,
+    portal,
+    redirect,
+    replaced,
+    rounded_down,
+    shifted,
+    truncated_up,
+    unavailable,
+    whole,
+)
+
+from pww.errors import CentralError, PayloadError, PwwError, Stopped, Unreachable
+from pww.wire import PayloadInfo
+
+IMPATIENT = replace(QUICK, deadline_s=0.3)
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
+    opened = Desk.open(tmp_path_factory.mktemp("store"))
+    yield opened
+    opened.close()
+
+
+GET, PUT = r"GET /v1/blobs/\w+", r"PUT /v1/blobs/"
+
+
+# --------------------------------------------------------------------------------------- downloads
+
+
+def published(desk: Desk, folder: Path, seed: int) -> tuple[Path, PayloadInfo]:
+    path, info = made(folder, seed)
+    desk.store.publish(info, path)
+    return path, info
+
+
+def nothing_but(folder: Path, *names: str) -> None:
+    """What a download left: nothing under the name that was asked for."""
+    assert {path.name for path in folder.iterdir()} == set(names)
+
+
+@pytest.mark.parametrize(
+    ("fault", "text"),
+    [
+        (early_close, "Content-Length none"),
+        (cut_off, "ended at"),
+        (rounded_down, "Content-Range 'bytes"),
+        (shifted, "Content-Range 'bytes"),
+        (whole, "the whole object"),
+        (replaced, "another object"),
+        (gzipped, "Content-Encoding gzip"),
+        (lost_reply, "closed connection without response"),
+        (unavailable, "HTTP 503"),
+    ],
+)
+def test_fault_of_a_download(desk: Desk, tmp_path: Path, fault: Fault, text: str) -> None:
+    source, info = published(desk, tmp_path, 1)
+    to = tmp_path / "to"
+    to.mkdir()
+    once = Nth(GET, fault)
+    with BadHttp(desk.server.port, once) as proxy:
+        passing = carrier(proxy.url, clock=Hasty())
+        passing.get(info, to / "file")
+        assert (to / "file").read_bytes() == source.read_bytes()
+        assert once.hit == 1
+        assert passing.transfers().retries == 1, "the fault cost one repeat"
+        assert passing.transfers().bytes_down == info.size_bytes
+    nothing_but(to, "file")
+
+    (to / "file").unlink()
+    with BadHttp(desk.server.port, Nth(GET, fault, ever=True)) as proxy:
+        staying = carrier(proxy.url, tuning=IMPATIENT, clock=Hasty())
+        with pytest.raises(Unreachable, match=f"no usable answer to piece.*{re.escape(text)}"):
+            staying.get(info, to / "file")
+    nothing_but(to, "file.part", "file.done")
+    carrier(desk.url).get(info, to / "file")  # what came meanwhile is no hindrance
+    assert (to / "file").read_bytes() == source.read_bytes()
+
+
+def test_flipped_bit_of_a_download(desk: Desk, tmp_path: Path, caplog) -> None:
+    """Only the digest of the whole can show it: all travels once more, and then it is given up."""
+    source, info = published(desk, tmp_path, 2)
+    with BadHttp(desk.server.port, Nth(GET, flipped_down)) as proxy:
+        client = carrier(proxy.url)
+        client.get(info, tmp_path / "file")
+        assert client.transfers().bytes_down == 2 * info.size_bytes
+    assert (tmp_path / "file").read_bytes() == source.read_bytes()
+    assert "downloaded anew" in caplog.text
+
+    (tmp_path / "file").unlink()
+    ever = Nth(GET, flipped_down, ever=True)
+    with (
+        BadHttp(desk.server.port, ever) as proxy,
+        pytest.raises(PayloadError, match=f"SHA-256 {info.sha256} were announced.*so it was twice"),
+    ):
+        carrier(proxy.url).get(info, tmp_path / "file")
+    nothing_but(tmp_path, source.name)
+
+
+@pytest.mark.parametrize(
+    ("fault", "text"), [(redirect, "HTTP 302 to 'http://portal"), (portal, "whole object")]
+)
+def test_what_is_no_blob_store(desk: Desk, tmp_path: Path, fault: Fault, text: str) -> None:
+    """A redirect is not followed; another server's page is not taken for an object."""
+    _, info = published(desk, tmp_path, 3)
+    with BadHttp(desk.server.port, Nth(GET, fault, ever=True)) as proxy:
+        client = carrier(proxy.url, tuning=IMPATIENT)
+        with pytest.raises(CentralError, match=re.escape(text)):
+            client.get(info, tmp_path / "file")
+        assert all("portal" not in request.target for request in proxy.requests)
+    assert not (tmp_path / "file").exists()
+
+
+def test_redirect_of_an_upload(desk: Desk, tmp_path: Path) -> None:
+    path, info = made(tmp_path, 4)
+    for wanted, n in ((r"POST /v1/blobs/\w+/\d+$", 1), (PUT, 2), (r"POST .*/commit", 1)):
+        with BadHttp(desk.server.port, Nth(wanted, redirect, n=n)) as proxy:
+            with pytest.raises(CentralError, match=r"HTTP 302 to .*which is not followed"):
+                carrier(proxy.url).put(path, info)
+            assert all("portal" not in request.target for request in proxy.requests)
+        assert desk.store.path(info.sha256) is None
+    with (
+        BadHttp(desk.server.port, Nth(r"POST /v1/blobs/\w+/\d+$", portal, n=1)) as proxy,
+        pytest.raises(CentralError, match="an unreadable state"),
+    ):
+        carrier(proxy.url).put(path, info)
+
+
+def test_retry_after_is_honoured(desk: Desk, tmp_path: Path) -> None:
+    _, info = published(desk, tmp_path, 5)
+    clock = Hasty()
+    with BadHttp(desk.server.port, Nth(GET, unavailable)) as proxy:
+        carrier(proxy.url, clock=clock).get(info, tmp_path / "file")
+    assert 7.0 in clock.waits, "not sooner than the server asked"
+
+
+@pytest.mark.parametrize("wanted", [GET, PUT])
+def test_stall(desk: Desk, tmp_path: Path, wanted: str) -> None:
+    """A connection on which nothing comes for longer than the timeout is given up."""
+    path, info = made(tmp_path, 6 if wanted == GET else 7)
+    if wanted == GET:
+        desk.store.publish(info, path)
+    over = threading.Event()
+
+    def stall(request: Request, forward: Forward) -> Reply:
+        over.wait(30.0)
+        raise HangUp
+
+    with BadHttp(desk.server.port, Nth(wanted, stall)) as proxy:
+        client = carrier(proxy.url, tuning=replace(QUICK, timeout_s=0.3))
+        if wanted == GET:
+            client.get(info, tmp_path / "file")
+            assert (tmp_path / "file").read_bytes() == path.read_bytes()
+        else:
+            client.put(path, info)
+            assert desk.store.path(info.sha256).read_bytes() == path.read_bytes()  # type: ignore[union-attr]
+        assert client.transfers().retries == 1
+        over.set()
+
+
+# ----------------------------------------------------------------------------------------- uploads
+
+
+@pytest.mark.parametrize(
+    ("fault", "text"),
+    [
+        (truncated_up, "piece . came with 65436 bytes, not 65536"),
+        (longer_up, "a piece has 65536 at most|more than its"),
+        (flipped_up, "CRC-32C"),
+        (lost_reply, "closed connection without response"),
+        (unavailable, "HTTP 503"),
+    ],
+)
+def test_fault_of_an_upload(desk: Desk, tmp_path: Path, fault: Fault, text: str) -> None:
+    final = fault is longer_up  # refused: this client sends no such thing
+    path, info = made(tmp_path, 100 + len(text))
+    ever = Nth(PUT, fault, ever=True)
+    with BadHttp(desk.server.port, ever) as proxy:
+        staying = carrier(proxy.url, tuning=IMPATIENT, clock=Hasty())
+        if fault is lost_reply:  # the pieces arrive, though nobody hears of it
+            with pytest.raises(Unreachable, match=text):
+                staying.put(path, info)
+        else:
+            with pytest.raises(PwwError, match=text) as caught:
+                staying.put(path, info)
+            assert final or isinstance(caught.value, Unreachable)
+    assert desk.store.path(info.sha256) is None, "nothing that is not whole is visible"
+
+    once = Nth(PUT, fault, n=1)
+    with BadHttp(desk.server.port, once) as proxy:
+        passing = carrier(proxy.url, clock=Hasty())
+        if final:
+            with pytest.raises(PwwError, match=text):
+                passing.put(path, info)
+            passing.put(path, info)
+        else:
+            passing.put(path, info)
+            assert passing.transfers().retries == once.hit == 1
+    there = desk.store.path(info.sha256)
+    assert there is not None
+    assert there.read_bytes() == path.read_bytes()
+
+
+def test_lost_reply_to_begin_and_commit(desk: Desk, tmp_path: Path) -> None:
+    for seed, wanted in ((110, r"POST .*/[0-9]+$"), (111, r"POST .*/commit")):
+        path, info = made(tmp_path, seed)
+        with BadHttp(desk.server.port, Nth(wanted, lost_reply, n=1)) as proxy:
+            carrier(proxy.url).put(path, info)
+        there = desk.store.path(info.sha256)
+        assert there is not None
+        assert there.read_bytes() == path.read_bytes()
+
+
+def test_wrong_from_the_start(desk: Desk, tmp_path: Path, caplog) -> None:
+    """A file that is not what its digest says: found at the other end, tried twice, never kept."""
+    path, info = made(tmp_path, 120)
+    damaged = path.with_name("damaged")
+    damaged.write_bytes(flip(path.read_bytes()))
+    with pytest.raises(PayloadError, match="so it was twice, the file here is not what it is"):
+        carrier(desk.url).put(damaged, info)
+    assert "all anew" in caplog.text
+    assert desk.store.path(info.sha256) is None
+    damaged.write_bytes(b"short")
+    with pytest.raises(PayloadError, match=r"5 bytes, announced were 1048699: write it again"):
+        carrier(desk.url).put(damaged, info)
+    carrier(desk.url).put(path, info)
+    assert desk.store.path(info.sha256) is not None
+
+
+# ---------------------------------------------------------------------------------- broken in two
+
+
+@pytest.mark.parametrize("up", [True, False], ids=["up", "down"])
+def test_reset_at_every_boundary(desk: Desk, tmp_path: Path, up: bool) -> None:
+    """A reset after each multiple of 64 KiB: only what was under way travels again."""
+    one = replace(QUICK, min_streams=1, max_streams=1)
+    path, info = made(tmp_path, 130 + up)
+    for after in range(0, info.size_bytes, 64 << 10):
+        if up:
+            desk.store.discard(info.sha256)
+        else:
+            desk.store.publish(info, path)
+        with BadPipe(desk.server.port, up=up, after_bytes=after) as pipe:
+            client = carrier(pipe.url, tuning=one)
+            if up:
+                client.put(path, info)
+                there = desk.store.path(info.sha256)
+                assert there is not None
+            else:
+                client.get(info, there := tmp_path / f"file-{after}")
+            assert there.read_bytes() == path.read_bytes()
+            assert pipe.reset
+            moved = client.transfers()
+            assert moved.retries == 1
+            assert moved.bytes_up + moved.bytes_down == info.size_bytes, "each piece once"
+
+
+def test_stop_in_the_middle(desk: Desk, tmp_path: Path) -> None:
+    """Whoever stops waits for no timeout, and goes on where it was."""
+    path, info = published(desk, tmp_path, 140)
+    stop, over = threading.Event(), threading.Event()
+
+    def stopping(request: Request, forward: Forward) -> Reply:
+        stop.set()
+        over.wait(30.0)
+        raise HangUp
+
+    with BadHttp(desk.server.port, Nth(GET, stopping, n=8, ever=True)) as proxy:
+        with pytest.raises(Stopped, match="it goes on where it was"):
+            carrier(proxy.url, stop=stop).get(info, tmp_path / "file")
+        over.set()
+    assert not (tmp_path / "file").exists()
+    client = carrier(desk.url)
+    client.get(info, tmp_path / "file")
+    assert (tmp_path / "file").read_bytes() == path.read_bytes()
+    assert client.transfers().bytes_down <= info.size_bytes - 5 * PIECE, "most was there"
