@@ -151,6 +151,7 @@ class Diloco(Section):
     replicas: Positive  # inside this allocation
     inner_steps: Positive  # H
     phase: Literal["fixed", "balanced"]  # H everywhere, or fewer steps where they take longer
+    overlap: bool  # the next phase runs while a delta travels
     outer: Outer
     staleness_window: Annotated[int, Field(ge=0)]
     staleness_discount: Annotated[float, Field(ge=0, le=1e9)]  # a weight in fp32 is never 0

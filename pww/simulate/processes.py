@@ -126,7 +126,7 @@ def _site(folder: Path, windows_per_s: float) -> None:
         stack.callback(report.close)
         loop.run(
             ends.session, ends.exchange, trainer, outbox, report, plan=plan, ranks=ranks,
-            clock=clock,
+            clock=clock, overlap=config.diloco.overlap,
         )  # fmt: skip
 
 
