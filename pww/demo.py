@@ -42,7 +42,7 @@ QUICK = (
 OURS = (
     "site", "replica", "run.name", "resume", "dry",
     "central.url", "central.port", "central.aggregator_port", "central.security.keys",
-    "central.bundle",
+    "central.bundle", "central.roles",
 )  # fmt: skip
 """Keys that the demonstration sets itself: an override of theirs would be ignored."""
 GIVE_UP_S = 600.0

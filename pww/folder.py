@@ -10,8 +10,10 @@ from pww.errors import InUse, StateError
 
 
 @contextmanager
-def owned(folder: Path, *, remedy: str) -> Iterator[None]:
+def owned(folder: Path, *, remedy: str, name: str = ".lock") -> Iterator[None]:
     """Holds `folder` for this process; the kernel lets go of it however the process ends.
+
+    One lock for each `name`: what of the folder it is that is held.
 
     Raises:
         InUse: another live process holds it; `remedy` says what to do.
@@ -19,7 +21,7 @@ def owned(folder: Path, *, remedy: str) -> Iterator[None]:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        handle = os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as why:
         raise StateError(
             f"{folder} cannot be used: {why}; make room for it there, or set run.root to a folder "

@@ -82,6 +82,11 @@ def settle(config: Config, given: frozenset[str]) -> Config:
         config = runs.settle(config, given)
     except ConfigError as error:
         faults += error.faults
+    if config.diloco.overlap and config.central.url == "none":
+        faults.append(
+            "diloco.overlap=true: a replica alone has no network to hide and would only use each "
+            "theta a phase late; give central.url=https://HOST:PORT, or leave it out"
+        )
     if faults:
         raise ConfigError(faults)
     return config

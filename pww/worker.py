@@ -171,6 +171,7 @@ def _train(
         plan=plan,
         ranks=ranks,
         clock=clock,
+        overlap=config.diloco.overlap,
     )
     report.close()
     if ranks.rank == 0:

@@ -1,6 +1,9 @@
-"""`python -m pww.central`: coordinator and aggregator of one run, in one process.
+"""`python -m pww.central`: coordinator and aggregator of one run, in one process or in two.
 
 python -m pww.central data=tinyshakespeare      start, or go on where the state folder stands
+python -m pww.central central.roles=[coordinator] …
+python -m pww.central central.roles=[aggregator] …
+                                                each in its own process of this machine
 python -m pww.central audit [FOLDER] [blocks=true]
                                                 what the ledger says of a run (default: the newest),
                                                 and which delta absorbed each block
@@ -18,12 +21,12 @@ from pathlib import Path
 
 from pww import log as pww_log
 from pww.central import keys_command
+from pww.central.roles import ALL, held
 from pww.clock import SystemClock
 from pww.config import paths
 from pww.config.load import run_app
 from pww.config.schema import Config
 from pww.errors import ConfigError, PwwError, StateError, Stopped
-from pww.folder import owned
 
 log = logging.getLogger("pww.central")
 
@@ -145,7 +148,7 @@ def _replay(argv: list[str]) -> int:
         folder = Path(folders[0]) if folders else _newest_run(paths.PROJECT / "outputs")
         if not (folder / "central").is_dir():
             raise StateError(f"{folder} is not the run folder of a central: name another one")
-        with owned(folder, remedy="its central runs; a replay is for when it has stopped"):
+        with held(folder, ALL, remedy="its central runs; a replay is for when it has stopped"):
             result = replay(folder, cuts, say=print)
     except OSError as fault:
         print(f"the replay cannot go on: {fault}", file=sys.stderr)
@@ -174,7 +177,8 @@ def _newest_run(root: Path) -> Path:
 
 def _start(config: Config) -> int:
     """Serves one run until its corpus is exhausted and every site has been told."""
-    pww_log.setup(label="central")
+    roles = config.central.roles
+    pww_log.setup(label=roles[0] if len(roles) == 1 else "central")
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
@@ -182,7 +186,7 @@ def _start(config: Config) -> int:
     from pww.central.service import serve
 
     try:
-        with owned(folder, remedy="another central serves it; stop that one, or set run.name"):
+        with held(folder, roles):
             print(serve(config, folder, stop, clock=SystemClock()))
     except OSError as fault:
         log.error(

@@ -1,9 +1,8 @@
 """The aggregator: deltas in, one merge a round, committed in the same transaction as the round.
 
-A delta is durable and whole before the coordinator books it; a merge is a durable generation before
-the coordinator's transaction makes it current. A kill between any two instructions leaves the old
-round or the new one: on opening, staged deltas are found again by the ledger, and what the ledger
-does not name is swept.
+A delta is durable and whole before it is booked; a merge is a durable generation before the books'
+transaction makes it current. A kill between any two instructions leaves the old round or the new
+one: on opening, staged deltas are found again by the books, and what those do not name is swept.
 """
 
 import errno
@@ -13,7 +12,7 @@ from pathlib import Path
 from threading import RLock
 from typing import Literal, assert_never
 
-from pww.central.coordinator import Coordinator, Staged
+from pww.central.books import Books
 from pww.central.final import publish_final
 from pww.central.generations import Generation, Generations, Sound, name_of, sound
 from pww.central.kept import Kept
@@ -22,6 +21,7 @@ from pww.central.payload_store import PayloadStore
 from pww.central.round_report import round_report
 from pww.central.rounds_policy import Patience
 from pww.central.screening import Checked, Excluded, Shapes, StagedPayload, inspect, screen
+from pww.central.state import Staged
 from pww.central.theta0 import write_theta0
 from pww.clock import Clock
 from pww.config import schema
@@ -33,11 +33,11 @@ PASSING = (errno.EMFILE, errno.ENFILE)  # faults of a moment: too many files are
 
 
 class Aggregator:
-    """Thread-safe; one for each coordinator. `folder` is the central's state folder."""
+    """Thread-safe; one for each run. `folder` is the central's state folder."""
 
     def __init__(
         self,
-        coordinator: Coordinator,
+        books: Books,
         *,
         folder: Path,
         diloco: schema.Diloco,
@@ -50,7 +50,7 @@ class Aggregator:
             StateError: the generation that the ledger names is gone or damaged. The bytes of a
                 large one are checked beside; then the first call that needs theta raises it.
         """
-        self.books, self.clock, self._diloco = coordinator, clock, diloco
+        self.books, self.clock, self._diloco = books, clock, diloco
         self._lock = RLock()
         self._generations = Generations(folder / "generations")
         self._store = PayloadStore(folder / "deltas")

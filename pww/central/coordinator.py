@@ -48,8 +48,15 @@ R = TypeVar("R", bound=Message)
 __all__ = ["Coordinator", "Member", "Members", "Staged"]
 
 
+def _always() -> bool:
+    return True
+
+
 class Coordinator:
-    """One run's coordinator. `members` is told of joins and leaves, restored ones included."""
+    """One run's coordinator. `members` is told of joins and leaves, restored ones included.
+
+    `merges` says whether somebody merges now: while nobody does, no second site is let in.
+    """
 
     def __init__(
         self,
@@ -63,6 +70,7 @@ class Coordinator:
         staleness_window: int = 2,
         balanced: bool = False,
         limit_mb: int = 0,
+        merges: Callable[[], bool] = _always,
         new_run: Callable[[], str] = partial(secrets.token_hex, 16),
     ) -> None:
         """Opens the run that `ledger` holds, or starts one in an empty ledger.
@@ -90,6 +98,7 @@ class Coordinator:
             balanced=balanced,
             aggregator_port=aggregator_port,
             limit_mb=limit_mb,
+            merges=merges,
         )
         self._announcer.deliver()
 

@@ -41,7 +41,9 @@ CALLS: dict[str, type[Call]] = {
     "/v1/leave": Leave,
 }
 SHOWN = ("/status", "/metrics")
-STATUS = {"bad_request": 400, "unauthorised": 401, "too_large": 413, "too_many": 429}
+STATUS = {
+    "bad_request": 400, "unauthorised": 401, "too_large": 413, "too_many": 429, "not_ready": 503,
+}  # fmt: skip
 """HTTP status by refusal code; every other one is a 409."""
 
 

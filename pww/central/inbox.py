@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Literal
 
 from pww.central.aggregator import Aggregator
-from pww.central.coordinator import Coordinator, Member
+from pww.central.books import Books
+from pww.central.membership import Member
 from pww.clock import Clock
 from pww.errors import StateError
 from pww.metrics import Metrics
@@ -32,7 +33,7 @@ class CentralInbox:
 
     def __init__(
         self,
-        coordinator: Coordinator,
+        books: Books,
         aggregator: Aggregator,
         metrics: Metrics,
         *,
@@ -42,14 +43,14 @@ class CentralInbox:
         noted: Sequence[Mapping[str, object]] = (),
         folders: Sequence[Path] = (),
     ) -> None:
-        self._books, self._merger, self._metrics = coordinator, aggregator, metrics
+        self._books, self._merger, self._metrics = books, aggregator, metrics
         self._clock, self._address, self._folders = clock, address, tuple(folders)
         self._said_s = clock.monotonic()
         self._linger_s, self._alone_s = linger_s, -1.0
         self._evaluated = {_round(row) for row in noted if row.get("split") == "eval"}
         written = {_round(row) for row in noted if row.get("split") == "outer"}
-        known = 1 if coordinator.round <= MANY else min(written, default=1)
-        for report in coordinator.reports(after=max(known - 1, coordinator.round - MANY)):
+        known = 1 if books.round <= MANY else min(written, default=1)
+        for report in books.reports(after=max(known - 1, books.round - MANY)):
             if report.round not in written:
                 self._write(report)
 

@@ -6,13 +6,13 @@ a TTL and a raised watermark too, so that a restart takes nothing from a holder 
 A message asks for a TTL of at most `wire.MAX_TTL_S`, and a span ends where the free positions do.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import assert_never
 
 from pww.central import sizing, unsent
 from pww.central.deltas import Deltas
 from pww.central.membership import Announcer
-from pww.central.registration import check
+from pww.central.registration import check, check_single
 from pww.central.replies import Reply
 from pww.central.roster import Roster
 from pww.central.state import State
@@ -60,8 +60,9 @@ class Leasing:
         balanced: bool,
         aggregator_port: int,
         limit_mb: int,
+        merges: Callable[[], bool],
     ) -> None:
-        self._state, self._deltas = state, deltas
+        self._state, self._deltas, self._merges = state, deltas, merges
         self._darl, self._balanced = darl, balanced
         self._port, self._limit_mb = aggregator_port, limit_mb
         self._ticked_s = state.clock.monotonic()
@@ -88,10 +89,12 @@ class Leasing:
         """Lets a process in; a new incarnation takes over what it claims, the rest is released.
 
         Raises:
-            Refused: see `registration.check`.
+            Refused: see `registration.check` and `check_single`.
         """
         state, table = self._state, self._state.table
         check(state, message, detect_s=self._darl.detect_s)
+        if not self._merges():
+            check_single(state, message)
         with state.change() as change:
             if not self._sits(message):
                 unsent.note_lost(state, message)

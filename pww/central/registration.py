@@ -9,6 +9,9 @@ from pww.central.state import State, differences
 from pww.errors import Refused
 from pww.wire import PROTOCOL, Register
 
+READY_S = 2.0
+"""How soon a site asks again whether there is an aggregator."""
+
 
 def check(state: State, message: Register, *, detect_s: float) -> None:
     """Passes a registration or says why not; changes nothing.
@@ -53,6 +56,27 @@ def check(state: State, message: Register, *, detect_s: float) -> None:
     seat = state.seats.get(message.replica)
     if seat is not None and seat.member.incarnation != message.incarnation:
         _check_free(seat, message.replica, state.clock.monotonic(), detect_s)
+
+
+def check_single(state: State, message: Register) -> None:
+    """Without an aggregator a run is one site's: another one waits, for nobody would merge them.
+
+    It waits and is not refused for good, since an aggregator that is being started, or started
+    again, looks the same; and who has a seat already comes back to it at any time.
+
+    Raises:
+        Refused: not_ready.
+    """
+    site = message.replica.partition("/")[0]
+    sites = {replica.partition("/")[0] for replica in state.seats}
+    if sites and site not in sites:
+        raise Refused(
+            f"site {site} cannot join {', '.join(sorted(sites))} yet: this coordinator has no "
+            "aggregator, and without one a run is of one site. Start it on the same machine with "
+            "central.roles=[aggregator]; the site waits for it",
+            code="not_ready",
+            retry_after_s=READY_S,
+        )
 
 
 def _check_key(pem: str) -> None:

@@ -1,18 +1,20 @@
 """Codecs that work on blocks of 4096 flat values, each independent of the others.
 
 The flat tensor is cut into rows of `BLOCK` values; the last row may be shorter. How a row becomes
-parts is a `Rows`; here is what all of them share: the layout, the runs of bounded scratch and the
-finite check's words. Each part is flat, row after row.
+parts is a `Rows`; here is what all of them share: the layout, the runs of bounded scratch, the
+threads and the finite check's words. Each part is flat, row after row.
 """
 
 import math
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Protocol
 
 import torch
 
 from pww.codec.base import Layout, Shape, check_parts, layout_bytes
 from pww.codec.finite import require_finite
+from pww.codec.threads import spread
 from pww.errors import NotFiniteError
 
 BLOCK = 4096
@@ -86,8 +88,13 @@ class Blocked:
             for part, (dtype, shape) in self.layout(tuple(tensor.shape)).items()
         }
         try:
-            for start, rows, here in self._runs(flat, parts):
-                self._rows.encode(rows, here, seed=seed + start // BLOCK)
+            spread(
+                [
+                    partial(self._rows.encode, rows, here, seed=seed + start // BLOCK)
+                    for start, rows, here in self._runs(flat, parts)
+                ],
+                threads=tensor.device.type == "cpu",
+            )
         except NotFiniteError:
             require_finite(tensor)  # counts over the whole tensor
             raise
@@ -103,8 +110,10 @@ class Blocked:
         check_parts(self.name, parts, layout)
         device = next(iter(parts.values())).device
         flat = torch.empty(math.prod(shape), dtype=torch.float32, device=device)
-        for _, rows, here in self._runs(flat, parts):
-            self._rows.decode(here, rows)
+        spread(
+            [partial(self._rows.decode, here, rows) for _, rows, here in self._runs(flat, parts)],
+            threads=device.type == "cpu",
+        )
         return flat.reshape(shape)
 
     def bound(self, tensor: torch.Tensor) -> torch.Tensor:

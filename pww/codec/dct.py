@@ -63,7 +63,7 @@ class DctRows:
         places = unpack_places(parts["places"], count=kept(width, self._keep), width=BLOCK)
         values = torch.empty_like(places, dtype=torch.float32)
         self._values.decode(parts, values)
-        coefficients = torch.zeros(rows.shape[0], BLOCK, device=rows.device)
+        coefficients = torch.zeros(rows.shape[0], BLOCK, dtype=torch.float32, device=rows.device)
         rows.copy_(inverse(coefficients.scatter_(1, places, values))[:, :width])
         if not is_finite(rows):
             raise PayloadError("coefficients are too large for fp32: the part is damaged")

@@ -38,9 +38,8 @@ class Int2Rows:
         sizes = rows.abs()
         total = sums(sizes)
         mean = means(total, torch.full_like(total, rows.shape[1]))
-        large = torch.gt(
-            sizes, mean, out=torch.empty_like(sizes)
-        )  # 0 and 1 in fp32: faster than bool
+        # 0 and 1 in fp32, which torch writes several times as fast as bools
+        large = torch.gt(sizes, mean, out=torch.empty_like(sizes))
         count = sums(large)  # whole numbers up to 4096: exact
         above = sizes * large
         parts["scales"][:, 1:].copy_(means(sums(above), count))

@@ -175,6 +175,21 @@ def central_is_guarded(config: Config) -> Iterator[str]:
         )
 
 
+def roles_fit(config: Config) -> Iterator[str]:
+    """A central's process serves something, each thing once, and shares no port with another."""
+    central = config.central
+    given = f"central.roles=[{','.join(central.roles)}]"
+    if not central.roles:
+        yield f"{given}: names no service; give one or both of coordinator, aggregator"
+    for role in sorted({role for role in central.roles if central.roles.count(role) > 1}):
+        yield f"{given}: names {role} more than once"
+    if len(set(central.roles)) == 1 and central.port == central.aggregator_port:
+        yield (
+            f"central.aggregator_port={central.aggregator_port}: is central.port too, and two "
+            f"processes cannot share a port; with {given} give another one to both"
+        )
+
+
 def url_is_guarded(config: Config) -> Iterator[str]:
     """A site proves who it is, and asks for the central's proof, unless both are one machine."""
     url, bundle = config.central.url, config.central.bundle
@@ -245,6 +260,7 @@ RULES = (
     Rule(("darl.heartbeat_s", "darl.detect_s", "darl.ttl_floor_s"), heartbeats_fit),
     Rule(("transport.retry_first_s", "transport.retry_max_s"), retries_fit),
     Rule(("central.host", "central.security"), central_is_guarded),
+    Rule(("central.roles", "central.port", "central.aggregator_port"), roles_fit),
     Rule(("central.url", "central.bundle"), url_is_guarded),
     Rule(("data.kind", "data.files", "data.roots"), tokenizer_fits),
     *(Rule(keys, rule) for keys, rule in check_site.RULES),

@@ -151,6 +151,7 @@ class Diloco(Section):
     replicas: Positive  # inside this allocation
     inner_steps: Positive  # H
     phase: Literal["fixed", "balanced"]  # H everywhere, or fewer steps where they take longer
+    overlap: bool  # the next phase runs while a delta travels
     outer: Outer
     staleness_window: Annotated[int, Field(ge=0)]
     staleness_discount: Annotated[float, Field(ge=0, le=1e9)]  # a weight in fp32 is never 0
@@ -352,12 +353,17 @@ class Security(Section):
     keys: str  # folder that `pww.central init` made; "none": no credentials, loopback only
 
 
+Role = Literal["coordinator", "aggregator"]
+"""A service of the central that may run in a process of its own."""
+
+
 class Central(Section):
     """Where the central is and how to prove who asks (`url`, `bundle`), or where it listens."""
 
     url: str  # "none": train alone, the outer step in this process
     bundle: str  # folder with this site's keys and the central's CA; "none" on loopback
     security: Security
+    roles: Annotated[tuple[Role, ...], Field(strict=False)]  # what this process serves
     host: str
     port: Port
     aggregator_port: Port

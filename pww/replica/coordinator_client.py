@@ -197,7 +197,8 @@ class HttpCoordinator:
             self._bundle.key.theirs.measure(response.headers.get("date", ""))
         status = response.status_code
         if status == 503 or status in PASSING:
-            raise TryAgain(f"HTTP {status}", after_s=_retry_after_s(response, content))
+            told = f"HTTP {status}{_reason(content)}"
+            raise TryAgain(told, after_s=_retry_after_s(response, content))
         if status >= 500:
             raise TryAgain(f"HTTP {status}")
         try:
@@ -236,6 +237,14 @@ def _bad_url(url: str) -> str:
 def _shown(response: httpx.Response, content: bytes) -> str:
     kind = response.headers.get("content-type", "no content type")
     return f"HTTP {response.status_code} ({kind}) {content[:80].decode('utf-8', 'replace')!r}"
+
+
+def _reason(content: bytes) -> str:
+    """What the central says of why to wait, if it is the central that says so."""
+    try:
+        return f": {Refusal.model_validate_json(content).message}"
+    except ValidationError:
+        return ""
 
 
 def _retry_after_s(response: httpx.Response, content: bytes) -> float:

@@ -7,21 +7,19 @@ a crash or a stop left without a verdict is delivered first: its id counts once,
 import logging
 
 from pww.clock import Clock
-from pww.errors import PayloadError, Stopped, TrainerError
-from pww.replica.outbox import Entry, Outbox
+from pww.errors import Stopped
+from pww.replica.delivery import Delivery, Streak
+from pww.replica.outbox import Outbox
+from pww.replica.overlap import Overlap
 from pww.replica.plan import PhasePlan
 from pww.replica.report import Report
 from pww.replica.session import Session
 from pww.trainer.api import Trainer
 from pww.trainer.ranks import Ranks
 from pww.transport.exchange import Exchange, Theta
-from pww.wire import Lease, Verdict
+from pww.wire import Lease
 
 log = logging.getLogger(__name__)
-MAX_NOT_FINITE = 3
-"""Phases that may go to nan, with none merged in between, before the replica gives up."""
-MAX_REJECTED = 10
-"""Deltas in a row that may be rejected for whatever reason before it does."""
 
 
 def run(
@@ -34,66 +32,75 @@ def run(
     plan: PhasePlan,
     ranks: Ranks,
     clock: Clock,
+    overlap: bool = False,
 ) -> None:
     """Trains until every block is in or set aside. Rank 0 alone uses `session` and `exchange`.
+
+    With `overlap` a delta travels while the next phase goes on from the weights at hand.
 
     Raises:
         Stopped: a stop was agreed; the run can be resumed.
         TrainerError: phase after phase was rejected.
     """
-    streak = _Streak()
+    delivery = Delivery(session, exchange, outbox, report, plan=plan, ranks=ranks)
+    streak = Streak()
+    beside = Overlap(
+        delivery, session, exchange, outbox, report, streak=streak, plan=plan, ranks=ranks
+    )
     dropped = outbox.rejoin(ranks.local(lambda: session.registered.last_merged))
     if dropped is not None:
         report.residual_lost(dropped, why="dropped")
-    if outbox.last is not None:
-        ranks.local(lambda: _measured(session, outbox, plan))
+    last = outbox.last
+    if last is not None:
+        ranks.local(lambda: delivery.measured(last))
     if outbox.pending is not None:
-        _deliver(session, exchange, outbox, report, outbox.pending, plan=plan, ranks=ranks)
+        delivery.deliver(outbox.pending)
     if outbox.last is not None and not outbox.last.offer.finite:
         trainer.reset_inner()  # the state that was saved beside it is not finite either
-    while lease := ranks.share(lambda: session.acquire(plan.num_blocks)):
-        theta = ranks.share(lambda: _pull(session, exchange, lease))
-        if theta is None:
-            continue
-        trainer.load(theta.path)
-        held_out = report.evaluate(theta, trainer)
-        start, end = plan.progress(lease, theta)
-        until = _Until(ranks, session, lease.id, clock=clock)
+    while lease := beside.acquire():
+        if not beside.busy:
+            pulled = ranks.share(lambda: _pull(session, exchange, lease))
+            if pulled is None:
+                continue
+            theta = pulled
+            trainer.load(theta.path)
+            held_out = report.evaluate(theta, trainer)
+        start, end = plan.progress(lease, theta, ahead=beside.num_windows)
+        until = _Until(ranks, session, lease.id, clock=clock, beside=beside)
         result = trainer.run(
             plan.windows(lease),
             progress=start,
             progress_end=end,
-            on_step=report.steps(lease, theta),
+            on_step=report.steps(lease, theta, ahead=beside.num_windows),
             stop=until,
         )
         if until.lost:
             log.warning("lease %d was lost: its phase is dropped", lease.id)
             ranks.local(lambda: session.settle(lease.id))
+        if until.lost or until.failed:
+            beside.land()
             continue
         if result.stopped:
             raise Stopped(f"stopped after {result.steps} steps of a phase, which is not delivered")
+        if shifted := beside.busy:
+            theta, held_out = beside.shift(trainer)
         entry = outbox.put(
             trainer, theta, result, lease,
             run=ranks.local(lambda: session.run), partial=plan.is_partial(lease),
             held_out=held_out,
         )  # fmt: skip
-        verdict = _deliver(session, exchange, outbox, report, entry, plan=plan, ranks=ranks)
+        if overlap and entry.offer.finite:
+            beside.send(entry, trainer, shifted=shifted)
+            continue
+        verdict = delivery.deliver(entry)
         if not entry.offer.finite:
             trainer.reset_inner()
         streak.count(entry, verdict)
+    if overlap:
+        beside.close()
     report.finish(ranks.share(lambda: exchange.pull(session.round)), trainer)
     if outbox.residual is not None:
         report.residual_lost(outbox.residual, why="end")
-
-
-def _measured(session: Session, outbox: Outbox, plan: PhasePlan) -> None:
-    """What the last phase took, in whatever process, sizes leases and their lives from now on."""
-    assert outbox.last is not None
-    told = outbox.last.offer.metrics
-    session.measured(
-        phase_s=told.phase_seconds,
-        windows_per_s=told.tokens_per_s / (plan.space.window_tokens - 1),
-    )
 
 
 def _pull(session: Session, exchange: Exchange, lease: Lease) -> Theta | None:
@@ -107,21 +114,25 @@ def _pull(session: Session, exchange: Exchange, lease: Lease) -> Theta | None:
     return None
 
 
-GO, PAUSE, STOP, LOST = range(4)
+GO, PAUSE, STOP, LOST, FAILED = range(5)
 """What a rank says of the phase; the largest of all ranks holds."""
 PAUSE_S = 1.0
 
 
 class _Until:
-    """Ends a phase before its last step: somebody asked to stop, or the lease was taken back.
+    """Ends a phase before its last step: somebody asked to stop, the lease was taken back, or the
+    delta that travels beside it cannot be delivered.
 
     While the lease may have expired without our knowing, it holds the phase: another replica may be
     given its blocks by now.
     """
 
-    def __init__(self, ranks: Ranks, session: Session, lease: int, *, clock: Clock) -> None:
+    def __init__(
+        self, ranks: Ranks, session: Session, lease: int, *, clock: Clock, beside: Overlap
+    ) -> None:
         self._ranks, self._session, self._lease, self._clock = ranks, session, lease, clock
-        self.lost = False
+        self._beside = beside
+        self.lost = self.failed = False
 
     def agreed(self) -> bool:
         """Collective: the same answer on every rank."""
@@ -136,7 +147,7 @@ class _Until:
             self._clock.wait(self._ranks.asked, PAUSE_S)
         if held and agreed == GO and self._ranks.rank == 0:
             log.info("lease %d is still ours: the phase goes on", self._lease)
-        self.lost = agreed == LOST
+        self.lost, self.failed = agreed == LOST, agreed == FAILED
         return agreed >= STOP
 
     def _mine(self) -> int:
@@ -147,68 +158,6 @@ class _Until:
                     mine = LOST
                 case "pause":
                     mine = max(mine, PAUSE)
+            if self._beside.failed:
+                mine = FAILED
         return mine
-
-
-class _Streak:
-    """Deltas that were rejected one after the other; a replica that only fails should say so."""
-
-    def __init__(self) -> None:
-        self._rejected = self._not_finite = 0
-
-    def count(self, entry: Entry, verdict: Verdict) -> None:
-        """Takes note of one verdict.
-
-        Raises:
-            TrainerError: too many in a row.
-        """
-        if verdict.outcome == "merged":
-            self._rejected = self._not_finite = 0
-            return
-        self._rejected += 1
-        self._not_finite += not entry.offer.finite
-        if self._not_finite == MAX_NOT_FINITE:
-            raise TrainerError(
-                f"{MAX_NOT_FINITE} phases ended in nan or inf, and none was merged in between: "
-                "lower optim.lr (or diloco.outer.lr, where the first steps after a merge go wrong)"
-            )
-        if self._rejected == MAX_REJECTED:
-            raise TrainerError(
-                f"{MAX_REJECTED} deltas in a row were rejected, the last one because "
-                f"{verdict.reason}: give this replica phases that it can deliver in time "
-                "(diloco.inner_steps), or a wider diloco.staleness_window at the central"
-            )
-
-
-def _deliver(
-    session: Session,
-    exchange: Exchange,
-    outbox: Outbox,
-    report: Report,
-    entry: Entry,
-    *,
-    plan: PhasePlan,
-    ranks: Ranks,
-) -> Verdict:
-    """Sends a durable delta until it has a verdict: merged and committed together, or neither."""
-    offer = entry.offer
-
-    def push() -> Verdict:
-        named = offer.model_copy(update={"incarnation": session.incarnation})
-        try:
-            verdict = exchange.push(named, entry.payload)
-        except PayloadError as why:
-            raise PayloadError(
-                f"the delta in {entry.folder} cannot be sent ({why}): remove that folder to go on "
-                "from the phase before it"
-            ) from why
-        for leased in offer.spans:
-            session.settle(leased.lease)
-        _measured(session, outbox, plan)
-        return verdict
-
-    with report.exchanging(entry):
-        verdict = ranks.share(push)
-    outbox.settle(verdict)
-    report.verdict(entry, verdict)
-    return verdict

@@ -47,7 +47,7 @@ class Outbox:
         self, run: Path, *, ranks: Ranks, codec: Codec, keep: int, feedback: bool = False
     ) -> None:
         """`feedback`: what the codec loses is kept for the next delta."""
-        self._folder = run / "checkpoints"
+        self.run, self._folder = run, run / "checkpoints"
         self._ranks, self._codec, self._keep = ranks, codec, keep
         self._feedback = feedback
         self._draws: JsonLines | None = None

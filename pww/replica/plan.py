@@ -47,8 +47,12 @@ class PhasePlan:
         full = min(lease.meant or self.num_blocks, self.num_blocks) * self.space.block_windows
         return self.num_steps(lease) < -(-full // self.batch_windows)
 
-    def progress(self, lease: Lease, theta: Theta) -> tuple[float, float]:
-        """Share of all windows that is in `theta`, and with this lease added."""
+    def progress(self, lease: Lease, theta: Theta, *, ahead: int = 0) -> tuple[float, float]:
+        """Share of all windows that is in `theta`, and with this lease added.
+
+        `ahead` windows count as in it: they are on their way to the next one.
+        """
         total = self.space.total_windows
-        own = self.space.num_span_windows(lease.span)
-        return theta.committed_windows / total, (theta.committed_windows + own) / total
+        start = min(theta.committed_windows + ahead, total)
+        end = min(start + self.space.num_span_windows(lease.span), total)
+        return start / total, end / total

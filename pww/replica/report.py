@@ -73,11 +73,13 @@ class Report:
     def evaluate(self, theta: Theta, trainer: Trainer) -> EvalResult | None:
         """Held-out loss at `theta`, which the trainer holds, when this round is due. Collective."""
         self._flush(theta)
+        return self._evaluate(theta, trainer) if self.is_due(theta) else None
+
+    def is_due(self, theta: Theta) -> bool:
+        """Whether `evaluate` will look at `theta`; the same on every rank."""
         if theta.round == self._evaluated:
-            return None  # it was, and the phase from it was rejected
-        if theta.round % self._every and self._evaluated >= 0:
-            return None
-        return self._evaluate(theta, trainer)
+            return False  # it was, and the phase from it was rejected
+        return theta.round % self._every == 0 or self._evaluated < 0
 
     def _evaluate(self, theta: Theta, trainer: Trainer) -> EvalResult:
         result = trainer.evaluate()
@@ -94,9 +96,13 @@ class Report:
             log.info("round %d: held-out loss %.4f", theta.round, result.loss)
         return result
 
-    def steps(self, lease: Lease, theta: Theta) -> StepHook:
-        """The hook of one phase: train rows and the progress line."""
-        before = self._tokens_total
+    def steps(self, lease: Lease, theta: Theta, *, ahead: int = 0) -> StepHook:
+        """The hook of one phase: train rows and the progress line.
+
+        `ahead` windows of the phase before are on their way.
+        """
+        last = self._outbox.last
+        before = 0 if last is None else last.tokens_total
         own = self._plan.space.num_span_windows(lease.span)
 
         def on_step(*, step: int, done: int, of: int, loss: float, tokens: int, lr: float) -> None:
@@ -106,7 +112,7 @@ class Report:
                 "train", step=step, round=theta.round, tokens=before + tokens, loss=loss, lr=lr,
                 phase_step=done, phase_steps=of,
             )  # fmt: skip
-            reached = theta.committed_windows + own * done // of
+            reached = theta.committed_windows + ahead + own * done // of
             self._bar.at(reached, f"round {theta.round} step {done}/{of} loss {loss:.3f}")
 
         return on_step

@@ -139,10 +139,11 @@ class Session:
             update = {"run": self.run, "last_round": self._round, "leases": tuple(self._held)}
         return self._ask(partial(self._port.register, self._first.model_copy(update=update)))
 
-    def acquire(self, num_blocks: int) -> Lease | None:
+    def acquire(self, num_blocks: int, *, wait: bool = True) -> Lease | None:
         """The span of the next phase, started; None when every block is in. Waits visibly.
 
         Mostly it was leased while the phase before ran. Afterwards `round` is the newest one.
+        Without `wait` it is None too while other replicas have the rest.
 
         Raises:
             Refused: the central does not know this process any more.
@@ -158,6 +159,8 @@ class Session:
             match answer:
                 case Granted():
                     return self._begin(answer.lease, num_blocks)
+                case Exhausted() | Wait() if not wait:
+                    return None
                 case Exhausted():
                     other_side.tell_set_aside(answer)
                     return None
@@ -288,11 +291,7 @@ class Session:
             self._turns.answered(ask, lease=granted)
 
     def _start_ahead(self) -> Lease | None:
-        """The span that was leased ahead, as much of it as is left, started; None: there is none.
-
-        Raises:
-            Refused, Stopped: as `acquire`.
-        """
+        """What is left of the span that was leased ahead, started; None: there is none."""
         asked = False
         while True:
             with self._lock:

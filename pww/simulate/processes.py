@@ -20,6 +20,7 @@ import torch
 from safetensors.torch import load_file
 
 from pww import log as pww_log
+from pww.central import merging as merging  # for the server to have it loaded
 from pww.central.coverage import BATCHES
 from pww.central.service import serve
 from pww.clock import SystemClock
@@ -125,7 +126,7 @@ def _site(folder: Path, windows_per_s: float) -> None:
         stack.callback(report.close)
         loop.run(
             ends.session, ends.exchange, trainer, outbox, report, plan=plan, ranks=ranks,
-            clock=clock,
+            clock=clock, overlap=config.diloco.overlap,
         )  # fmt: skip
 
 

@@ -59,6 +59,7 @@ RefusalCode = Literal[
     "closed",  # the run is complete
     "unauthorised",  # no valid credential, or one of somebody else (HTTP 401)
     "too_many",  # refused too often in a short time: wait (HTTP 429)
+    "not_ready",  # no aggregator to merge several sites: wait (HTTP 503)
 ]
 
 

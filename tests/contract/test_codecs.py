@@ -135,9 +135,9 @@ def test_nan_and_inf_are_refused_before_the_cast(codec, bad, at):
     ],
 )  # fmt: skip
 def test_denormals_zeros_and_giants_stay_within_the_bound(codec, many):
+    if codec.name in ("dct-64", "randomk-64", "int2", "sign"):
+        many = [value for value in many if abs(value) < 1e38]  # refused, see below
     x = torch.tensor(many)
-    if codec.name in ("dct-64", "randomk-64", "int2", "sign") and x.abs().max() > 1e38:
-        pytest.skip("their sums or products leave fp32: refused, see below")
     back = codec.decode(codec.encode(x), (len(many),))
     assert is_finite(back)
     assert within(codec, x, back)

@@ -137,6 +137,7 @@ def test_every_command_was_tried() -> None:
     tried = [c for c in PYTHON if c == "python -m pww.train" or "pww.demo" in c or "--" in c]
     tried += [c for c in PYTHON if "dry=true" in c or "audit" in c or "tinyshakespeare" in c]
     tried += [c for c in PYTHON if "pww.simulate" in c]  # by test_simulate.py
+    tried += [c for c in PYTHON if "central.roles=" in c]  # by test_split_roles.py
     tried += [c for c in PYTHON if re.search(r"central (init|add|revoke) ", c)]
     tried += [c for c in PYTHON if "pww.status" in c]
     assert set(tried) == set(PYTHON)

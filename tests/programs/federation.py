@@ -41,9 +41,12 @@ class Federation:
             **env,
         )  # fmt: skip
 
+    def lines(self, run: str) -> list[dict[str, object]]:
+        """Every row of a run's metrics, in the order of writing."""
+        return read_json_lines(self.project.outputs / run / "metrics.jsonl")
+
     def rows(self, run: str, split: str) -> list[dict[str, object]]:
-        rows = read_json_lines(self.project.outputs / run / "metrics.jsonl")
-        return [row for row in rows if row["split"] == split]
+        return [row for row in self.lines(run) if row["split"] == split]
 
     def merges(self) -> int:
         return len(self.rows("central", "outer"))

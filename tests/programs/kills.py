@@ -65,7 +65,8 @@ class Nursery:
     def start(self, *argv: str, log: Path, **env: str) -> "Sprout":
         """Starts `python ARGV`."""
         assert self._process.stdin is not None
-        since = log.stat().st_size if log.exists() else 0
+        log.touch()
+        since = log.stat().st_size
         self._process.stdin.write(json.dumps({"argv": argv, "log": str(log), "env": env}) + "\n")
         self._process.stdin.flush()
         return Sprout(self, self._born.get(timeout=30), log, since)

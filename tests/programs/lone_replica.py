@@ -196,12 +196,12 @@ class Lone:
             every_rounds=every_rounds, clock=self.trainer.clock,
         )  # fmt: skip
 
-    def train(self, *, clock: Clock = SystemClock()) -> None:
+    def train(self, *, clock: Clock = SystemClock(), overlap: bool = False) -> None:
         """THE loop, to its end; lets go of everything, whatever happens."""
         try:
             loop.run(
                 self.ends.session, self.exchange, self.trainer, self.outbox, self.report,
-                plan=self.plan, ranks=self.ranks, clock=clock,
+                plan=self.plan, ranks=self.ranks, clock=clock, overlap=overlap,
             )  # fmt: skip
         finally:
             self.close()

@@ -2,7 +2,8 @@
 
     python nursery.py       then a JSON object a line on standard input:
     {"argv": ["-m", "pww.central", WORD…] or [PROGRAM.py, WORD…], "log": FILE, "env": {…}}
-    {"argv": ["central", FOLDER], …}    the central of that run folder, by its frozen configuration
+    {"argv": ["central", FOLDER, ROLE…], …}     the central of that run folder, by its frozen
+                                                configuration, with these roles (none: as frozen)
 
 Each is run as `python ARGV` would run it, in a process of its own; nothing but the imports is
 shared, and a central that is started by its folder does not compose its configuration again.
@@ -24,7 +25,8 @@ from pathlib import Path
 from pww.launcher.process import die_with_parent
 
 LOADED = (
-    "torch.distributed", "hydra._internal.hydra", "pww.central.service", "pww.central.final",
+    "torch.distributed", "hydra._internal.hydra", "pww.central.service", "pww.central.merging",
+    "pww.central.coordinating", "pww.central.final",
     "pww.codec", "pww.config.prepare", "pww.connect", "pww.data", "pww.federation.fleet",
     "pww.replica.federated", "pww.replica.loop", "pww.replica.outbox", "pww.replica.report",
     "pww.trainer.ranks", "pww.transport.payload", "pww.worker", "safetensors.torch",
@@ -48,7 +50,10 @@ def birth(argv: list[str], log: str, env: dict[str, str]) -> None:
             from pww.central.__main__ import _start
             from pww.config.load import read_config
 
-            code = _start(read_config(Path(argv[1]) / "config.yaml"))
+            config = read_config(Path(argv[1]) / "config.yaml")
+            roles = tuple(argv[2:]) or config.central.roles
+            central = config.central.model_copy(update={"roles": roles})
+            code = _start(config.model_copy(update={"central": central}))
             sys.stdout.flush()
             os._exit(code)
         else:

@@ -56,6 +56,12 @@ def test_processes_died_at_writes_of_files_and_of_the_ledger(outcomes: list[Outc
         assert any(seen[death] for death in files)
 
 
+def test_replicas_went_on_while_their_deltas_travelled(outcomes: list[Outcome]) -> None:
+    went_on = [outcome.seen["went on beside its delta"] for outcome in outcomes]
+    assert sum(went_on) > len(SHARE) / 2
+    assert any(n == 0 for n in went_on), "without overlap a phase starts from theta"
+
+
 def test_the_simulation_saw_something(outcomes: list[Outcome]) -> None:
     assert sum(outcome.draws for outcome in outcomes) > 10 * len(SHARE)
     assert sum(outcome.rounds for outcome in outcomes) > 2 * len(SHARE)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pww.errors import StateError
+from pww.errors import InUse, StateError
 from pww.folder import owned, sync_tree, write_durably
 
 ROOT = Path(__file__).parents[2]
@@ -35,6 +35,15 @@ def owner(tmp_path: Path):
     yield process
     process.kill()
     process.communicate()
+
+
+def test_locks_of_other_names_are_others(owner, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with owned(folder, remedy="-", name="other.lock"):
+        with pytest.raises(InUse, match="in use"), owned(folder, remedy="-", name="other.lock"):
+            pass
+        with pytest.raises(InUse, match="in use"), owned(folder, remedy="-"):
+            pass
 
 
 def test_a_second_owner_is_refused_until_the_first_is_killed(owner, tmp_path: Path) -> None:

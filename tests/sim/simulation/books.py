@@ -36,6 +36,9 @@ class Books:
         self.hashes: dict[int, str] = {}
         self.trained: list[tuple[str, int, str]] = []
         self.verdicts: dict[str, tuple[str, int]] = {}
+        self.began: dict[int, int | str] = {}  # by lease: the round or delta it began from
+        self.offers: dict[str, Offer] = {}
+        self._ends: dict[str, State] = {}
         self.draws: dict[str, list[int]] = {}  # by delta, from the sites' draw logs
         self.num_draws = self.num_audits = 0
         self.strict_draws = True
@@ -153,6 +156,18 @@ class Books:
     def trained_from(self, replica: str, number: int, state_hash: str) -> None:
         """A phase starts from a theta."""
         self.trained.append((replica, number, state_hash))
+
+    def puts(self, lease: Lease, base_round: int, prev: str, began: int | str) -> None:
+        """A phase goes into the outbox; it began from a round's theta, or went on after a delta."""
+        self.began[lease.id] = began
+        if isinstance(began, str):
+            self.seen["went on beside its delta"] += 1
+        merged = self.verdicts.get(prev, ("", 0))[1]
+        self._check(
+            merged <= base_round,
+            f"lease {lease.id} was trained for round {base_round}, its replica's delta {prev} was "
+            f"merged in round {merged}",
+        )
 
     def told(self, verdict: Verdict) -> None:
         """A replica learns a verdict; it never changes."""
@@ -308,13 +323,26 @@ class Books:
                     return
 
     def _delta(self, base: State, offer: Offer) -> State:
+        end = self._end(offer)
+        return {name: base[name] - end[name] for name in base}
+
+    def _end(self, offer: Offer) -> State:
+        """The replica's weights when it put the delta, from the draws and published thetas."""
+        if offer.delta in self._ends:
+            return self._ends[offer.delta]
         windows = [
             w
             for leased in offer.spans
             for p in range(leased.span.start, leased.span.stop)
             for w in self._space.windows(p)
         ]
-        inner = base
+        began = self.began[offer.spans[0].lease]
+        start = self.thetas[began] if isinstance(began, int) else self._end(self.offers[began])
+        end = start
         for i in range(0, len(windows), self._batch):
-            inner = inner_step(inner, windows[i : i + self._batch])
-        return {name: base[name] - inner[name] for name in base}
+            end = inner_step(end, windows[i : i + self._batch])
+        if isinstance(began, str):
+            base = self.thetas[offer.base_round]
+            end = {name: base[name] + (end[name] - start[name]) for name in base}
+        self._ends[offer.delta] = end
+        return end

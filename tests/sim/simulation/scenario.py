@@ -88,6 +88,7 @@ class Scenario:
                 "inner_steps": steps, "staleness_window": int(rng.integers(0, 4)),
                 "quorum": (0.1, 0.5, 1.0)[int(rng.integers(0, 3))],
                 "grace": (0.0, 0.1, 1.0)[int(rng.integers(0, 3))],
+                "overlap": seed % 3 == 1,  # no chance: the other seeds stay what they are
             }
         )  # fmt: skip
         transport = base.transport.model_copy(

@@ -20,8 +20,9 @@ from pww.folder import write_durably
 from pww.replica import loop
 from pww.replica import outbox as pww_outbox
 from pww.replica.federated import FederatedExchange
-from pww.replica.outbox import Outbox
+from pww.replica.outbox import Entry, Outbox
 from pww.replica.session import Session
+from pww.transport.exchange import Theta
 from pww.transport.payload import write_theta
 from pww.wire import Lease, Verdict, model_digest
 
@@ -62,7 +63,10 @@ class Quiet:
     def evaluate(self, *_: Any) -> None:
         return None
 
-    def steps(self, *_: Any) -> Callable[..., None]:
+    def is_due(self, *_: Any) -> bool:
+        return True
+
+    def steps(self, *_: Any, **__: Any) -> Callable[..., None]:
         return lambda **_: None
 
     @contextmanager
@@ -74,9 +78,16 @@ class Quiet:
 
 
 class WatchedOutbox(Outbox):
-    """Tells which verdicts reached the replica."""
+    """Tells which verdicts reached the replica, and what its phases began from."""
 
     site: "Site"
+
+    def put(self, trainer: Any, theta: Theta, result: Any, lease: Lease, **more: Any) -> Entry:
+        self.site.books.puts(lease, theta.round, self.merged, trainer.began)
+        entry = super().put(trainer, theta, result, lease, **more)
+        self.site.books.offers[entry.offer.delta] = entry.offer
+        trainer.here = entry.offer.delta
+        return entry
 
     def settle(self, verdict: Verdict) -> None:
         self.site.books.told(verdict)
@@ -227,7 +238,7 @@ class Site:
             )  # fmt: skip
             loop.run(
                 session, exchange, trainer, outbox, Quiet(), plan=plan, ranks=self.ranks,
-                clock=self.clock,
+                clock=self.clock, overlap=config.diloco.overlap,
             )  # fmt: skip
             self.books.finished(self.replica)
             write_durably(self.folder / "finished", b"finished\n")

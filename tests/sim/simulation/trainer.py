@@ -70,6 +70,8 @@ class Trainer:
         self.step = 0
         self.theta = start_of(seed)
         self.loaded = (-1, "")  # round and hash of what is trained from
+        self.began: int | str = -1  # what the last phase began from: a round, or after a delta
+        self.here: int | str = -1  # and what the weights are now
         self.lease: Lease | None = None
         self._never = Event()
 
@@ -82,7 +84,10 @@ class Trainer:
 
     def load(self, theta: Path) -> None:
         self.theta = read_theta(theta)
-        self.loaded = (int(theta.stem.rpartition("-")[2]), state_hash(theta))
+        if not theta.stem.startswith("theta-"):
+            return  # its own weights, moved: `put` says of which delta
+        self.here = int(theta.stem.rpartition("-")[2])
+        self.loaded = (self.here, state_hash(theta))
 
     def run(
         self, windows: Sequence[int], *, progress: float, progress_end: float, on_step: Any,
@@ -91,7 +96,9 @@ class Trainer:
         assert self.lease is not None
         clock, lease = self._site.clock, self.lease
         start_s = clock.monotonic()
-        self._site.trains_from(*self.loaded)
+        self.began = self.here
+        if isinstance(self.began, int):
+            self._site.trains_from(*self.loaded)
         batches = [windows[i : i + self._batch] for i in range(0, len(windows), self._batch)]
         drawn: list[int] = []
         done = 0

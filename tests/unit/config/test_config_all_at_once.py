@@ -10,7 +10,7 @@ GROUPS = (
     "parallel, replica, resume, run, seed, site, transport"
 )
 DILOCO = (
-    "grace, inner_steps, norm_clip, outer, phase, quorum, replicas, staleness_discount, "
+    "grace, inner_steps, norm_clip, outer, overlap, phase, quorum, replicas, staleness_discount, "
     "staleness_window"
 )
 

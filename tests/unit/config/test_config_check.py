@@ -111,6 +111,23 @@ CASES: list[tuple[dict[str, object], list[str]]] = [
     ),
     ({"diloco.inner_steps": 2}, []),
     (
+        {"central.roles": []},
+        ["central.roles=[]: names no service; give one or both of coordinator, aggregator"],
+    ),
+    (
+        {"central.roles": ["aggregator", "aggregator"]},
+        ["central.roles=[aggregator,aggregator]: names aggregator more than once"],
+    ),
+    (
+        {"central.roles": ["coordinator"], "central.aggregator_port": 29510},
+        [
+            "central.aggregator_port=29510: is central.port too, and two processes cannot share a "
+            "port; with central.roles=[coordinator] give another one to both"
+        ],
+    ),
+    ({"central.roles": ["aggregator"]}, []),
+    ({"central.roles": ["aggregator", "coordinator"], "central.aggregator_port": 29510}, []),
+    (
         {**ranks(2), "optim.batch_windows": 9, "darl.block_windows": 9},
         ["optim.batch_windows=9: must be a multiple of parallel.ranks=2; for example 10"],
     ),

@@ -150,6 +150,15 @@ def test_retry_after_is_obeyed(server: Server, client: Connect) -> None:
     assert clock.monotonic() - start_s >= 1.0
 
 
+def test_who_is_asked_to_wait_hears_why(server: Server, client: Connect, caplog) -> None:
+    wait = Refusal(code="not_ready", message="no aggregator yet", retry_after_s=0.01)
+    server.answers = [as_json(wait, 503), as_json(EXHAUSTED)]
+    site = client(server.url, deadline_s=10.0)
+    assert site.acquire(ACQUIRE) == EXHAUSTED
+    assert site.num_retries == 1
+    assert "no answer to acquire (HTTP 503: no aggregator yet); trying again" in caplog.text
+
+
 def test_a_refusal_is_final(server: Server, client: Connect) -> None:
     refusal = Refusal(code="replica_taken", message="use replica=b", retry_after_s=4.0)
     server.answers = [as_json(refusal, 409)]

@@ -94,6 +94,16 @@ def test_the_delta_is_theta_outer_minus_theta_inner_exactly(open_outbox, theta, 
     assert entry.offer.metrics.drift == pytest.approx((square / size) ** 0.5, rel=1e-12)
 
 
+def test_a_codec_that_draws_draws_anew_in_every_phase(open_outbox, theta) -> None:
+    outbox, keys = open_outbox(codec="randomk-1"), []
+    for lease in LEASES[:2]:
+        entry, _ = put(outbox, Pull(), theta, lease)
+        with TensorReader(entry.payload) as payload:
+            keys += [int(key) for name in SHAPES for key in payload.get(f"{name}/keys")]
+        outbox.settle(merged(entry))
+    assert len(set(keys)) == len(keys) == 4, "of two tensors that are not empty, in two phases"
+
+
 def test_the_offer_tells_what_was_measured(open_outbox, theta, run) -> None:
     held_out = EvalResult(loss=3.25, tokens=77)
     entry, result = put(open_outbox(), Pull(), theta, held_out=held_out, partial=True)

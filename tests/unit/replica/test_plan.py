@@ -80,6 +80,16 @@ def test_progress_is_the_committed_share_and_this_lease_on_top() -> None:
     assert plan.progress(lease(0, 22), first) == (0.0, 1.0)
 
 
+def test_windows_on_their_way_count_as_committed() -> None:
+    plan = PhasePlan(SPACE, inner_steps=3, batch_windows=4)
+    short = next(p for p in range(11) if SPACE.size(p) == 2)
+    theta = Theta(3, Path("theta"), "f" * 64, None, committed_windows=21)
+    assert plan.progress(lease(short, short + 1), theta, ahead=12) == (33 / 84, 35 / 84)
+    # a delta that was lost, and whose blocks are the lease's now, counts twice: never beyond 1
+    assert plan.progress(lease(0, 22), theta, ahead=12) == (33 / 84, 1.0)
+    assert plan.progress(lease(0, 22), theta, ahead=84) == (1.0, 1.0)
+
+
 def test_a_phase_that_was_meant_to_be_shorter_is_not_partial() -> None:
     """A slower replica's balanced phase is whole; what was taken from it, or is gone, is not."""
     plan = PhasePlan(SPACE, inner_steps=3, batch_windows=4)

@@ -244,6 +244,19 @@ def test_none_when_all_is_committed(world: World) -> None:
     assert not session.holds(lease.id)
 
 
+def test_without_waiting_there_is_a_lease_at_once_or_none(world: World) -> None:
+    session, _ = world.joined()
+    world.clock.on_wait = lambda: pytest.fail("it waits")
+    lease = session.acquire(20, wait=False)
+    assert lease is not None
+    assert len(lease.span) == 20
+    assert session.acquire(1, wait=False) is None, "the rest is on its way"
+    world.merge(session, lease, number=1)
+    assert session.acquire(1, wait=False) is None
+    assert session.round == 1
+    assert session.acquire(1) is None
+
+
 def test_a_lost_reply_is_asked_again_with_the_same_key(world: World, caplog) -> None:
     session, wire = world.joined()
     wire.lose_replies = 2

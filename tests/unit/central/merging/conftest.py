@@ -60,6 +60,7 @@ DILOCO = schema.Diloco(
     replicas=1,
     inner_steps=10,
     outer=schema.Outer(optimizer="nesterov", lr=0.7, momentum=0.9, solo_full_step=False),
+    overlap=False,
     staleness_window=2,
     staleness_discount=0.25,
     norm_clip=0.0,

@@ -21,7 +21,7 @@ FEDAVG = schema.Outer(optimizer="sgd", lr=1.0, momentum=0.0, solo_full_step=Fals
 
 def diloco(outer, *, norm_clip=0.0):
     return schema.Diloco(
-        replicas=1, inner_steps=10, phase="fixed", outer=outer, staleness_window=2,
+        replicas=1, inner_steps=10, phase="fixed", outer=outer, overlap=False, staleness_window=2,
         staleness_discount=0.25, norm_clip=norm_clip, quorum=0.5, grace=0.1,
     )  # fmt: skip
 
