@@ -1,8 +1,8 @@
 """The blob store over HTTP: short requests, bounded memory, every name checked (`blob_wire`).
 
-A plain ASGI app. Bytes are moved in bites of a megabyte by threads, which read or write one while
-the loop sends or receives the next. Whoever asks for more than `/health` is checked at the door
-before anything of the request is read. A client that stops in the middle is hung up on.
+A plain ASGI app. Bytes are moved in bites of half a megabyte by threads, which read or write one
+while the loop sends or receives the next. Whoever asks for more than `/health` is checked at the
+door before anything of the request is read. A client that stops in the middle is hung up on.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from pww.wire import Refusal
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-BITE = 1 << 20
+BITE = 512 << 10
 SILENT_S = 20.0
 """A client that sends or takes nothing for so long is not waited for."""
 COMMIT_S = 5.0

@@ -2,7 +2,7 @@
 
 Pieces of a few megabytes travel over several connections, each checked by itself and retried; the
 other side, and a journal here, know which ones are there, so that a restart of either end costs
-only what was under way. Memory: streams times piece, 64 MB at most, whatever the object's size.
+only what was under way. Memory: half a megabyte for each stream, whatever the object's size.
 """
 
 import ssl

@@ -7,14 +7,14 @@ or a portal's page say, is not a blob store and says so at once. Only `TryAgain`
 
 import http.client
 import ssl
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from pydantic import ValidationError
 
 from pww.errors import CentralError, Refused
 from pww.transport.blob_wire import BEGIN_AGAIN, BUSY, DAMAGED, ROUTE
-from pww.transport.http_connection import Faults, HttpConnection
+from pww.transport.http_connection import Faults, FilePart, HttpConnection
 from pww.transport.retry import TryAgain
 from pww.transport.tls import explain
 from pww.wire import Refusal
@@ -74,7 +74,7 @@ class BlobPeer:
         return memoryview(self._buffer)[:size_bytes]
 
     def ask(self, method: str, path: str, *, headers: Mapping[str, str] | None = None,
-            body: Sequence[bytes] = ()) -> bytes:  # fmt: skip
+            body: FilePart | None = None) -> bytes:  # fmt: skip
         """The body of a small answer with status 200 or 204; `path` is below the store's route.
 
         Raises:
@@ -90,7 +90,7 @@ class BlobPeer:
         return content
 
     def open(self, method: str, path: str, *, headers: Mapping[str, str],
-             body: Sequence[bytes] = ()) -> http.client.HTTPResponse:  # fmt: skip
+             body: FilePart | None = None) -> http.client.HTTPResponse:  # fmt: skip
         """An answer whose body is still to be read. Raises as `ask`, but for its statuses."""
         held = self._site.authorize("")
         reply = self._once(method, path, headers, body, held)
@@ -99,7 +99,7 @@ class BlobPeer:
         self.small(reply)
         return self._once(method, path, headers, body, self._site.authorize(held))
 
-    def _once(self, method: str, path: str, headers: Mapping[str, str], body: Sequence[bytes],
+    def _once(self, method: str, path: str, headers: Mapping[str, str], body: FilePart | None,
               authorization: str) -> http.client.HTTPResponse:  # fmt: skip
         sent = {"accept-encoding": "identity", **headers}
         if authorization:

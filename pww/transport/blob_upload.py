@@ -4,7 +4,6 @@ Every step may be repeated: after a lost reply, a restart of either side, or in 
 """
 
 import logging
-import os
 from functools import partial
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from pww.transport.blob_link import BlobLink
 from pww.transport.blob_peer import BeginAgain, BlobPeer, Busy, Damaged
 from pww.transport.blob_wire import CRC, BlobState
 from pww.transport.carrier import Transfers, must_fit
-from pww.transport.http_connection import SLICE
+from pww.transport.http_connection import FilePart
 from pww.transport.retry import Retry, TryAgain
 from pww.transport.streams import Progress
 from pww.wire import PayloadInfo
@@ -104,19 +103,16 @@ class _Upload:
 
     def _send_piece(self, piece_bytes: int, peer: BlobPeer, number: int) -> None:
         start = number * piece_bytes
-        stop = min(start + piece_bytes, self._info.size_bytes)
-        body, crc = [], 0
-        for at in range(start, stop, SLICE):
-            body.append(os.pread(self._fd, min(SLICE, stop - at), at))
-            if len(body[-1]) != min(SLICE, stop - at):
-                raise PayloadError("the file became shorter while it was sent: write it again")
-            crc = google_crc32c.extend(crc, body[-1])
+        body = FilePart(self._fd, start, min(start + piece_bytes, self._info.size_bytes))
+        crc = 0
+        for data in body:  # read twice: the header comes before the bytes
+            crc = google_crc32c.extend(crc, data)
         headers = {CRC: f"{crc:08x}", "content-type": "application/octet-stream"}
         try:
             peer.ask("PUT", f"{self._url}/{number}", headers=headers, body=body)
         except Damaged as why:  # on the way; the pieces are small, and this one is here still
             raise TryAgain(str(why)) from why
-        self._progress.add(stop - start)
+        self._progress.add(body.size_bytes)
 
     def _commit(self) -> None:
         """Has the store check the whole, which may take it a while."""

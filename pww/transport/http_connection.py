@@ -6,21 +6,49 @@ environment, as httpx does. Every wait for the socket has the timeout; nothing i
 """
 
 import http.client
+import os
 import socket
 import ssl
 from base64 import b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from urllib.parse import SplitResult, unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-from pww.errors import CentralError
+from pww.errors import CentralError, PayloadError
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 SLICE = 256 << 10
-"""A good size for the parts of a body: each may take the timeout to be sent."""
+"""Read and sent at once: a timeout is for so many bytes, however large the body is."""
 Faults = (OSError, http.client.HTTPException)
 """What a broken connection raises."""
+
+
+@dataclass(frozen=True, slots=True)
+class FilePart:
+    """Bytes of an open file as a body: read while they are sent, so that few are in memory."""
+
+    fd: int
+    start: int
+    stop: int
+
+    @property
+    def size_bytes(self) -> int:
+        """How many there are."""
+        return self.stop - self.start
+
+    def __iter__(self) -> Iterator[bytes]:
+        """From the start, each time.
+
+        Raises:
+            PayloadError: the file has become shorter.
+        """
+        for at in range(self.start, self.stop, SLICE):
+            data = os.pread(self.fd, min(SLICE, self.stop - at), at)
+            if len(data) != min(SLICE, self.stop - at):
+                raise PayloadError("the file became shorter while it was sent: write it again")
+            yield data
 
 
 class HttpConnection:
@@ -39,7 +67,7 @@ class HttpConnection:
         self._closed = False
 
     def request(
-        self, method: str, path: str, headers: Mapping[str, str], body: Sequence[bytes] = ()
+        self, method: str, path: str, headers: Mapping[str, str], body: "FilePart | None" = None
     ) -> http.client.HTTPResponse:
         """Sends a request; the answer's body is to be read before the next one.
 
@@ -53,13 +81,13 @@ class HttpConnection:
         else:
             target = f"{url.path}{path}"
         if method != "GET":
-            headers = {**headers, "content-length": str(sum(map(len, body)))}
+            headers = {**headers, "content-length": str(0 if body is None else body.size_bytes)}
         try:
             if self._http is None:
                 self._http = self._connect()
-            self._http.request(method, target, body=body or None, headers=dict(headers))
+            self._http.request(method, target, body=body, headers=dict(headers))
             self._reply = self._http.getresponse()
-        except Faults:
+        except BaseException:
             self.drop()
             raise
         return self._reply

@@ -1,7 +1,7 @@
 """The blob store's speed and memory, side by side with curl to nginx and with iperf3.
 
     python tests/bench/transport.py [figures=loopback,memory,wan] [size_mb=1000] [folder=/dev/shm]
-                                    [repeats=3] [wan_mb=400]
+                                    [repeats=3] [wan_mb=1000]
 
 Both sides of a comparison use the same folder, machine and minute, without TLS. Ours checks every
 byte twice (CRC-32C of pieces, SHA-256 of the whole), keeps a journal, fsyncs and renames; curl and
@@ -28,7 +28,7 @@ from figures import figure, machine
 sys.path.insert(0, str(Path(__file__).parents[1] / "programs"))
 
 PARTS = ("loopback", "memory", "wan")
-DEFAULTS = {"size_mb": "1000", "folder": "/dev/shm", "repeats": "3", "wan_mb": "400",
+DEFAULTS = {"size_mb": "1000", "folder": "/dev/shm", "repeats": "3", "wan_mb": "1000",
             "figures": ",".join(PARTS)}  # fmt: skip
 NGINX = """
 worker_processes 2; pid {folder}/nginx.pid; error_log {folder}/nginx.log; user root;

@@ -17,14 +17,14 @@ from gatehouse import Gatehouse
 
 from pww.central import credentials
 from pww.clock import SystemClock
-from pww.errors import CentralError
+from pww.errors import CentralError, PayloadError
 from pww.transport.blob_peer import BlobPeer, BlobSite
-from pww.transport.http_connection import Faults, HttpConnection
+from pww.transport.http_connection import Faults, FilePart, HttpConnection
 from pww.transport.retry import TryAgain
 from pww.transport.serve import AsgiServer
 from pww.wire import Refusal
 
-BODY = [bytes(range(256)) * 1024] * 4
+DATA = bytes(range(256)) * 4097
 
 
 @pytest.fixture(autouse=True)
@@ -64,15 +64,19 @@ def peer(url: str, tls: ssl.SSLContext | None = None) -> BlobPeer:
     return OPEN[-1]  # type: ignore[return-value]
 
 
-def test_body_both_ways(server: BadHttp) -> None:
+def test_body_both_ways(server: BadHttp, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(DATA)
     http_ = connection(server.url + "/below/")
-    for _ in range(2):
-        reply = http_.request("PUT", "/x", {"a": "b"}, BODY)
-        assert reply.read() == b"".join(BODY)
-    http_.drop()
-    assert [(r.method, r.target, r.headers["a"]) for r in server.requests] == [
-        ("PUT", "/below/x", "b")
-    ] * 2
+    with (tmp_path / "file").open("rb") as file:
+        body = FilePart(file.fileno(), 5, len(DATA))
+        for _ in range(2):
+            reply = http_.request("PUT", "/x", {"a": "b"}, body)
+            assert reply.read() == DATA[5:]
+        (tmp_path / "file").write_bytes(b"short")
+        with pytest.raises(PayloadError, match="became shorter while it was sent: write it again"):
+            http_.request("PUT", "/x", {}, body)
+    put = [(r.method, r.target, r.headers["a"]) for r in server.requests]
+    assert put == [("PUT", "/below/x", "b")] * 2
 
 
 @pytest.mark.parametrize(
