@@ -56,7 +56,7 @@ def _once(link: BlobLink, info: PayloadInfo, path: Path, progress: Progress) -> 
         pieces = file.missing()
         spans = [file.span(number) for number in pieces]
         progress.rest(sum(stop - start for start, stop in spans))
-        link.move(partial(_fetch_piece, file, info, progress), pieces, progress)
+        link.move(partial(_fetch_piece, file, info, progress), pieces, progress, file.advance)
         file.publish(path)
     finally:
         file.close()
@@ -74,21 +74,21 @@ def _fetch_piece(
     if wrong:
         peer.drop()
         raise TryAgain(f"asked for bytes {start} to {stop - 1}, but {wrong}")
-    buffer = peer.buffer(min(BITE, stop - start))
-    at = start
-    while at < stop:
-        try:
-            got = reply.readinto(buffer[: stop - at])
-        except Faults as fault:
-            raise peer.broken(fault) from fault
-        if got == 0:
-            peer.drop()
-            raise TryAgain(f"bytes {start} to {stop - 1} ended at {at - 1}")
-        file.write(buffer[:got], at)
-        at += got
+    for at in range(start, stop, BITE):
+        bite = peer.buffer(min(BITE, stop - at))
+        filled = 0
+        while filled < len(bite):
+            try:
+                got = reply.readinto(bite[filled:])
+            except Faults as fault:
+                raise peer.broken(fault) from fault
+            if got == 0:
+                peer.drop()
+                raise TryAgain(f"bytes {start} to {stop - 1} ended at {at + filled - 1}")
+            filled += got
+        file.write(bite, at)
     file.finish(number)
     progress.add(stop - start)
-    file.advance()
 
 
 def _wrong(reply: http.client.HTTPResponse, info: PayloadInfo, start: int, stop: int) -> str:

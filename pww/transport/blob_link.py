@@ -39,14 +39,18 @@ class BlobLink:
         return BlobPeer(self.site)
 
     def move(
-        self, work: Callable[[BlobPeer, int], None], pieces: Iterable[int], progress: Progress
+        self,
+        work: Callable[[BlobPeer, int], None],
+        pieces: Iterable[int],
+        progress: Progress,
+        meanwhile: Callable[[], None] = lambda: None,
     ) -> None:
         """Moves pieces over parallel connections. Raises as `Streams.run`."""
         halt = threading.Event()
         retry = self.retry(halt)
         streams = Streams(
             work, connect=self.peer, retry=retry, halt=halt, progress=progress,
-            tuning=self.tuning, clock=self.clock, stop=self.stop,
+            tuning=self.tuning, clock=self.clock, stop=self.stop, meanwhile=meanwhile,
         )  # fmt: skip
         try:
             streams.run(pieces)

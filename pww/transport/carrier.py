@@ -22,8 +22,8 @@ class Tuning:
     retry_first_s: float = 0.5
     retry_max_s: float = 10.0
     deadline_s: float = 600.0  # one piece may fail for so long
-    min_streams: int = 8  # parallel connections at the start
-    max_streams: int = 32  # as many are opened while each doubling makes the transfer faster
+    min_streams: int = 16  # parallel connections at the start
+    max_streams: int = 48  # as many are opened while each doubling makes the transfer faster
     piece_bytes: int = 4 << 20  # of one request of a download; of an upload the central says it
 
     def __post_init__(self) -> None:

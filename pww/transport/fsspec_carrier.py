@@ -175,14 +175,13 @@ class FsspecCarrier:
             file.write(data, start)
             file.finish(number)
             progress.add(len(data))
-            file.advance()
 
         try:
             pieces = file.missing()
             progress.rest(sum(stop - start for start, stop in map(file.span, pieces)))
             Streams(
                 fetch, connect=_NoPeer, retry=pieces_retry, halt=halt, progress=progress,
-                tuning=self._tuning, clock=self._clock, stop=self._stop,
+                tuning=self._tuning, clock=self._clock, stop=self._stop, meanwhile=file.advance,
             ).run(pieces)  # fmt: skip
             file.publish(path)
         finally:

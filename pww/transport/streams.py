@@ -100,11 +100,16 @@ class Streams(Generic[P]):
         tuning: Tuning,
         clock: Clock,
         stop: threading.Event,
+        meanwhile: Callable[[], None] = lambda: None,
     ) -> None:
-        """`work` moves one piece or raises `TryAgain`; `halt` is the stop of `retry`."""
+        """`work` moves one piece or raises `TryAgain`; `halt` is the stop of `retry`.
+
+        `meanwhile` is called by the thread that waits: no stream should do anything but move, since
+        a connection that rests for a moment has to find its speed again.
+        """
         self._work, self._connect, self._retry = work, connect, retry
         self._halt, self._progress, self._tuning = halt, progress, tuning
-        self._clock, self._stop = clock, stop
+        self._clock, self._stop, self._meanwhile = clock, stop, meanwhile
         self._lock = threading.Lock()
         self._fault: BaseException | None = None
         self._peers: list[P] = []
@@ -158,6 +163,7 @@ class Streams(Generic[P]):
                 elif not self._halt.is_set():
                     add(grow.more(len(threads), self._progress.moved_bytes))
                     self._progress.speak(len(threads) - over)
+                    self._meanwhile()
         finally:
             self._abort()
             for thread in threads:

@@ -30,7 +30,7 @@ import numpy as np
 RATE_BITS, DELAY_S, LOSS, QUEUE_S = 1e9, 0.05, 0.001, 0.1
 """A gigabit, 100 ms there and back, one packet of a thousand lost each way, 12.5 MB of buffer."""
 MTU = 9000
-STREAMS = 32
+STREAMS = 48
 """As many as the carrier may open."""
 SERVER, CLIENT = "10.77.0.1", "10.77.0.2"
 CLONE_NEWNET, TUNSETIFF, IFF_TUN_NO_PI = 0x40000000, 0x400454CA, 0x1001
