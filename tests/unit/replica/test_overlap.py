@@ -471,6 +471,9 @@ def test_a_disk_that_is_full_says_what_is_safe(run, ranks) -> None:
     assert told.endswith(f"What was sent is safe: make room, then go on with resume={run}")
     assert lone.trainer.gathered == 3 * len(SHAPES), "seed, delta, and this: no rank waits"
     obstacle.rmdir()
+    for thread in threading.enumerate():
+        if thread.name == "push":  # in its own process it would have ended with it
+            thread.join(60)
     Lone(run, ranks).train(overlap=True)
     check_exactly_once(run)
 

@@ -10,7 +10,7 @@ from pww.central.coordinator import Coordinator, Member
 from pww.central.ledger import Ledger
 from pww.clock import ManualClock
 from pww.errors import Refused, StateError
-from pww.wire import Release
+from pww.wire import PROTOCOL, Release
 
 
 def refused(call, code: str, text: str) -> Refused:
@@ -98,7 +98,7 @@ def test_the_first_model_binds(desk) -> None:
 
 
 def test_another_protocol_is_refused(desk) -> None:
-    refused(lambda: desk.site(protocol=9), "bad_request", "protocol 9 at the site, 2 at the cent")
+    refused(lambda: desk.site(protocol=9), "bad_request", f"protocol 9 at the site, {PROTOCOL} at the cent")
 
 
 def test_a_checkpoint_of_another_run_is_refused(desk) -> None:

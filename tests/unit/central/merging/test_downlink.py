@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -117,10 +116,10 @@ def test_an_update_of_another_model_is_refused(tmp_path: Path) -> None:
 @pytest.fixture
 def make_world(make_world, monkeypatch):
     """Worlds of a model whose update is much smaller than its theta."""
-    module = sys.modules[make_world.__module__]
+    known = make_world.open.__globals__
     shapes = {"w": (40, 50), "b": (7,)}
-    monkeypatch.setattr(module, "SHAPES", shapes)
-    monkeypatch.setattr(module, "MODEL", model_digest(shapes))
+    monkeypatch.setitem(known, "SHAPES", shapes)
+    monkeypatch.setitem(known, "MODEL", model_digest(shapes))
     return make_world
 
 
