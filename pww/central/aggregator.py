@@ -84,15 +84,9 @@ class Aggregator:
         """Whether theta(0) is still wanted."""
         return not self.published.is_there
 
-    @property
-    def theta_path(self) -> Path:
-        """The current theta_outer, plain fp32 safetensors; StateError before theta(0) has come."""
-        return self.published.current.theta
-
     def needed(self) -> tuple[Path, ...]:
         """Files and folders without which no round can go on."""
-        with self._lock:
-            return (self._store.folder, *self.published.needed())
+        return (self._store.folder, *self.published.needed())
 
     def publish_final(self, run: Path) -> Path:
         """See `publish_final`: the run is over and its theta is this one.

@@ -16,6 +16,7 @@ from pww.transport.fsspec_carrier import FsspecCarrier
 from pww.wire import PayloadInfo
 
 log = logging.getLogger(__name__)
+FORGOTTEN_S = 86_400.0
 
 
 class Blobs:
@@ -31,6 +32,12 @@ class Blobs:
     def discard(self, info: PayloadInfo) -> None:
         """Removes an upload."""
         self._store.discard(info.sha256)
+
+    def sweep(self) -> None:
+        """Removes what nobody asked about for a day: uploads of sites that never came back."""
+        freed = self._store.collect(keep=(), older_than_s=FORGOTTEN_S)
+        if freed:
+            log.info("%.1f MB of uploads that nobody finished are removed", freed / 1e6)
 
     def publish(self, info: PayloadInfo, path: Path) -> None:
         """Offers a file where it is."""
@@ -67,6 +74,9 @@ class Objects:
         (self._folder / info.sha256).unlink(missing_ok=True)
         if info.sha256 not in self._published:
             self._remove(info)
+
+    def sweep(self) -> None:
+        """What sites left there is for its owner to remove: others may use the folder too."""
 
     def publish(self, info: PayloadInfo, path: Path) -> None:
         """Puts a file there."""

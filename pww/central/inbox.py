@@ -15,7 +15,7 @@ from pww.metrics import Metrics
 from pww.wire import Invitation, Offer, PayloadInfo, RoundReport, Seed, Verdict
 
 log = logging.getLogger(__name__)
-IDLE_LINE_S = 30.0
+IDLE_LINE_S, SWEEP_S = 30.0, 600.0
 NOTED_BYTES = 8 << 20
 """How much of metrics.jsonl is looked at when a central starts: the rows of `MANY` rounds."""
 MANY = 1000
@@ -30,6 +30,9 @@ class Carried(Protocol):
 
     def discard(self, info: PayloadInfo) -> None:
         """It is not needed any more; nothing happens if there is none."""
+
+    def sweep(self) -> None:
+        """Removes what nobody will ever ask for; called now and then."""
 
 
 class CentralInbox:
@@ -56,7 +59,7 @@ class CentralInbox:
     ) -> None:
         self._books, self._merger, self._metrics = books, aggregator, metrics
         self._clock, self._address, self._folders = clock, address, tuple(folders)
-        self._carried = carried
+        self._carried, self._swept_s = carried, clock.monotonic()
         self._said_s = clock.monotonic()
         self._linger_s, self._alone_s = linger_s, -1.0
         self._evaluated = {_round(row) for row in noted if row.get("split") == "eval"}
@@ -138,12 +141,19 @@ class CentralInbox:
             StateError: the state folder is gone or damaged, or the disk refused.
         """
         self._watch()
+        self._sweep()
         self._books.tick()
         self._say_idle()
         report = self._merger.maybe_close()
         if report is not None:
             self._write(report)
             self._log(report)
+
+    def _sweep(self) -> None:
+        now_s = self._clock.monotonic()
+        if self._carried is not None and now_s - self._swept_s >= SWEEP_S:
+            self._swept_s = now_s
+            self._carried.sweep()
 
     def _watch(self) -> None:
         for path in (*self._folders, *self._merger.needed()):

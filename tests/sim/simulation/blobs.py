@@ -44,6 +44,9 @@ class Store:
     def discard(self, info: PayloadInfo) -> None:
         (self._folder / info.sha256).unlink(missing_ok=True)
 
+    def sweep(self) -> None:
+        """No run is so long."""
+
     # -- what comes in
 
     def put(self, sha256: str, data: bytes) -> None:

@@ -84,7 +84,9 @@ class Books:
         if number != self.round + 1:
             self._world.fail(f"round {number} follows round {self.round}")
         self.round = number
-        self.thetas[number] = disk.alone(lambda: read_theta(self._aggregator.theta_path))
+        self.thetas[number] = disk.alone(
+            lambda: read_theta(self._aggregator.published.current.theta)
+        )
         self.hashes[number] = self._coordinator.state_hash
         self._check_senders(number)
         self._world.trace(f"round {number} {self.hashes[number][:12]}")

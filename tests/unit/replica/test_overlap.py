@@ -253,7 +253,7 @@ def test_held_out_losses_are_thetas(run, ranks) -> None:
     real = lone.trainer.evaluate
 
     def evaluate():
-        current = weight(lone.exchange._merger.theta_path)
+        current = weight(lone.exchange._merger.published.current.theta)
         assert np.array_equal(lone.trainer.theta["weight"].numpy(), current)
         seen.append(current)
         return real()
@@ -358,7 +358,7 @@ def test_a_phase_whose_lease_was_lost_is_dropped_and_the_next_one_starts_from_th
     real, from_theta = trainer.run, []
 
     def run_phase(*args, **more):
-        current = weight(lone.exchange._merger.theta_path)
+        current = weight(lone.exchange._merger.published.current.theta)
         from_theta.append(np.array_equal(trainer.theta["weight"].numpy(), current))
         return real(*args, **more)
 

@@ -236,7 +236,15 @@ def test_many_connections_are_not_kept(path: Path, monkeypatch) -> None:
     assert len(over) == 40 - books_server.MAX_CONNECTIONS
     for peer in peers:
         peer.close()
-    assert answers(path)
+    while not _room(path):  # it hears of the ends one by one
+        CLOCK.wait(NEVER, 0.05)
+
+
+def _room(path: Path) -> bool:
+    try:
+        return answers(path)
+    except OSError:  # hung up on, as one too many
+        return False
 
 
 def test_a_message_that_nobody_takes_is_given_up(monkeypatch) -> None:

@@ -98,7 +98,8 @@ def test_the_first_model_binds(desk) -> None:
 
 
 def test_another_protocol_is_refused(desk) -> None:
-    refused(lambda: desk.site(protocol=9), "bad_request", f"protocol 9 at the site, {PROTOCOL} at the cent")
+    text = f"protocol 9 at the site, {PROTOCOL} at the cent"
+    refused(lambda: desk.site(protocol=9), "bad_request", text)
 
 
 def test_a_checkpoint_of_another_run_is_refused(desk) -> None:

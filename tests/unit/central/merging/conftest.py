@@ -258,7 +258,9 @@ class World:
         """Whether theta and momentum are the reference's, bit for bit."""
         same = True
         for kind, expected in (("theta", reference.theta), ("momentum", reference.momentum)):
-            with TensorReader(self.merger.theta_path.with_name(f"{kind}.safetensors")) as reader:
+            with TensorReader(
+                self.merger.published.current.theta.with_name(f"{kind}.safetensors")
+            ) as reader:
                 for name in SHAPES:
                     ours = reader.get(name).numpy().reshape(-1).view(np.uint32)
                     theirs = np.asarray(expected[name], dtype=F).reshape(-1).view(np.uint32)

@@ -21,7 +21,7 @@ def flip(path, at=-1):
 
 
 def newest(world):
-    return world.merger.theta_path.parent
+    return world.merger.published.current.theta.parent
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def test_a_large_generation_is_verified_beside(merged, monkeypatch, file):
     flip(newest(merged) / f"{file}.safetensors")
     for use in (
         lambda: merged.merger.invitation("a/x", "phase"),
-        lambda: merged.merger.theta_path,
+        lambda: merged.merger.published.current.theta,
         lambda: merged.merger.maybe_close(),
     ):
         merged.reopen()
@@ -74,7 +74,7 @@ def test_the_final_theta_has_a_name_of_its_own(merged, monkeypatch):
     run = merged.folder
     theta = merged.merger.publish_final(run)
     assert theta == run / "final" / "theta.safetensors"
-    assert theta.read_bytes() == merged.merger.theta_path.read_bytes()
+    assert theta.read_bytes() == merged.merger.published.current.theta.read_bytes()
     told = json.loads((run / "final" / "theta.json").read_text())
     assert told["state_hash"] == merged.books.state_hash
     assert told["round"] == 1
@@ -87,7 +87,10 @@ def test_the_final_theta_has_a_name_of_its_own(merged, monkeypatch):
     theta.unlink()
     (run / "final" / "theta.safetensors.part").write_bytes(b"what a crash left")
     monkeypatch.setattr(final_module.os, "link", no_links)
-    assert merged.merger.publish_final(run).read_bytes() == merged.merger.theta_path.read_bytes()
+    assert (
+        merged.merger.publish_final(run).read_bytes()
+        == merged.merger.published.current.theta.read_bytes()
+    )
     assert sorted(os.listdir(run / "final")) == ["theta.json", "theta.safetensors"]
 
 
@@ -114,7 +117,7 @@ def test_kept_payloads_outlive_the_merge(make_world, tmp_path, delta_of, monkeyp
     world.join("a/x").deliver(delta_of(1))
     (name,) = world.payloads()
     payload = (world.state / "deltas" / name).read_bytes()
-    theta0 = world.merger.theta_path.read_bytes()
+    theta0 = world.merger.published.current.theta.read_bytes()
     world.merger.maybe_close()
     assert world.payloads() == []
     kept = world.state / "kept"

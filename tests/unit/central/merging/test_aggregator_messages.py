@@ -24,10 +24,12 @@ def test_theta0_is_published_bit_for_bit(empty, delta_of):
     assert empty.merger.needs_seed
     empty.merger.accept_seed(seed, path)
     assert not empty.merger.needs_seed
-    assert empty.merger.theta_path.read_bytes() == path.read_bytes()
+    assert empty.merger.published.current.theta.read_bytes() == path.read_bytes()
     assert (empty.books.round, empty.books.generation) == (0, "round-000000")
     assert empty.books.state_hash == state_hash(path)
-    with TensorReader(empty.merger.theta_path.with_name("momentum.safetensors")) as momentum:
+    with TensorReader(
+        empty.merger.published.current.theta.with_name("momentum.safetensors")
+    ) as momentum:
         assert all(not momentum.get(name).any() for name in momentum.names)
 
 
@@ -37,7 +39,7 @@ def test_the_second_seed_is_ignored(empty, delta_of):
     before = empty.books.state_hash
     other = empty.folder / "other"
     empty.merger.accept_seed(empty.seed_message(other, delta_of(9)), other)
-    assert empty.books.state_hash == before == state_hash(empty.merger.theta_path)
+    assert empty.books.state_hash == before == state_hash(empty.merger.published.current.theta)
 
 
 @pytest.mark.parametrize(
@@ -121,7 +123,7 @@ def test_nothing_goes_before_theta0(empty, delta_of):
     with pytest.raises(Refused, match=r"came before theta\(0\): wait for the seed"):
         empty.merger.accept(offer, path)
     with pytest.raises(StateError, match="has not come yet: start a site, the first one seeds"):
-        empty.merger.theta_path  # noqa: B018
+        empty.merger.published.current.theta  # noqa: B018
     with pytest.raises(StateError, match="has not come yet"):
         empty.merger.invitation("a/x", "phase")
     invitation, path = empty.merger.invitation("a/x", "seed")

@@ -23,7 +23,7 @@ def test_rounds_of_two_sites_are_numpys_to_the_bit(world, reference, delta_of):
         reference.merge(deltas, tokens=[100, 300])
         assert world.matches(reference)
         assert (world.books.round, report.round) == (round_, round_)
-        assert world.books.state_hash == state_hash(world.merger.theta_path)
+        assert world.books.state_hash == state_hash(world.merger.published.current.theta)
         assert world.payloads() == []
         assert [v.outcome for v in world.books.verdicts("b/y")] == ["merged"] * round_
 
@@ -195,7 +195,7 @@ def test_deltas_that_ruin_theta_over_rounds_stop_before_it(world, delta_of):
             break
     assert world.books.verdicts("a/x")[-1].reason == RUINS
     for kind in ("theta", "momentum"):
-        path = world.merger.theta_path.with_name(f"{kind}.safetensors")
+        path = world.merger.published.current.theta.with_name(f"{kind}.safetensors")
         with TensorReader(path) as reader:
             assert all(bool(reader.get(name).isfinite().all()) for name in reader.names)
 
@@ -314,7 +314,7 @@ def test_federated_averaging(make_world, tmp_path, delta_of):
     world = make_world(tmp_path, diloco=make_world.diloco.model_copy(update={"outer": outer}))
     a, b = world.join("a/x"), world.join("b/y")
     both(world, a, b, [delta_of(1), delta_of(2)])
-    with TensorReader(world.merger.theta_path) as reader:
+    with TensorReader(world.merger.published.current.theta) as reader:
         for name in reader.names:
             sites = [(delta_of(0)[name] - delta_of(n)[name]).double() for n in (1, 2)]
             average = 0.25 * sites[0] + 0.75 * sites[1]

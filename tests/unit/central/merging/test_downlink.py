@@ -135,7 +135,7 @@ def test_an_invitation_names_the_updates_that_lead_to_theta(tmp_path, make_world
     assert world.merger.invitation("a/x", "phase")[0].updates == ()
     rounds(world, delta_of, 3)
     told, path = world.merger.invitation("a/x", "phase")
-    assert (told.beside, path) == ("theta", world.merger.theta_path)
+    assert (told.beside, path) == ("theta", world.merger.published.current.theta)
     assert [one.round for one in told.updates] == [1, 2, 3]
     assert told.updates[-1].state_hash == told.state_hash
     whole = told.payload.size_bytes
@@ -190,7 +190,7 @@ def test_a_broken_chain_is_dropped_and_theta_goes_whole(tmp_path, make_world, de
     (folder / "round-000003.payload").write_bytes(b"short")
     world.reopen()
     told, path = world.merger.invitation("a/x", "phase", holds=2)
-    assert (told.updates, told.beside, path) == ((), "theta", world.merger.theta_path)
+    assert (told.updates, told.beside, path) == ((), "theta", world.merger.published.current.theta)
 
 
 def test_the_chain_stays_smaller_than_theta(tmp_path, make_world, delta_of, monkeypatch) -> None:

@@ -29,7 +29,7 @@ def started(make_world, folder, **how):
 
 
 def theta_of(world):
-    with TensorReader(world.merger.theta_path) as reader:
+    with TensorReader(world.merger.published.current.theta) as reader:
         return {name: reader.get(name) for name in reader.names}
 
 

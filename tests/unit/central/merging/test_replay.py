@@ -34,7 +34,7 @@ def run(make_world, tmp_path, delta_of):
     b.deliver(delta_of(5), lease=slow)
     z.deliver(delta_of(6), tokens=50)
     assert world.merger.maybe_close().round == 3
-    world.theta = world.merger.theta_path
+    world.theta = world.merger.published.current.theta
     world.hash = world.books.state_hash
     world.ledger.close()
     return world
