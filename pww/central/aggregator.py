@@ -77,8 +77,6 @@ class Aggregator:
         self._patience = Patience(clock.monotonic(), quorum=diloco.quorum, grace=diloco.grace)
         self._recover()
 
-    # ------------------------------------------------------------------------------- theta
-
     @property
     def needs_seed(self) -> bool:
         """Whether theta(0) is still wanted."""
