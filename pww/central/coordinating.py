@@ -25,6 +25,7 @@ from pww.central.ledger import FILE, Ledger
 from pww.central.listening import Listening, listen
 from pww.central.member_feed import MemberFeed
 from pww.central.membership import Members
+from pww.central.same_settings import tell_changes
 from pww.clock import Clock
 from pww.config import paths
 from pww.config.schema import Config
@@ -128,6 +129,7 @@ def serve_coordinator(config: Config, folder: Path, stop: threading.Event, *, cl
         end = End(books, folder, linger_s=config.central.linger_s, clock=clock)
         if end.reached(attached=False):
             raise complete(name, round_=books.round, status=books.status(), theta=theta)
+        tell_changes(config, folder)
         paths.freeze(config, folder)  # the aggregator compares its own with it
         server = BooksServer(books, feed, path=path_in(state), clock=clock)
         stack.callback(server.close)

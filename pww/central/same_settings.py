@@ -1,5 +1,6 @@
-"""Coordinator and aggregator of one run have one configuration, but for who of the two they are."""
+"""One run, one configuration: in both processes of a split central, and from start to start."""
 
+import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -8,7 +9,10 @@ from pww.config.paths import CONFIG_FILE
 from pww.config.schema import Config
 from pww.errors import ConfigError
 
+log = logging.getLogger(__name__)
 OWN = "central.roles"
+HARMLESS = frozenset((OWN, "resume", "dry"))
+"""What may differ from start to start without a word."""
 
 
 def require_same(config: Config, folder: Path) -> None:
@@ -25,6 +29,20 @@ def require_same(config: Config, folder: Path) -> None:
     ]
     if faults:
         raise ConfigError(faults)
+
+
+def tell_changes(config: Config, folder: Path) -> None:
+    """Says in the log what is set otherwise than when this run was served before.
+
+    Raises:
+        ConfigError: what was set then cannot be read.
+    """
+    if not (folder / CONFIG_FILE).exists():
+        return
+    before = read_config(folder / CONFIG_FILE).model_dump(mode="json")
+    for key, now, then in _differences(config.model_dump(mode="json"), before):
+        if key not in HARMLESS:
+            log.warning("this run goes on with %s=%s; until now it was %s", key, now, then)
 
 
 def _differences(

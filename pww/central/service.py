@@ -42,6 +42,7 @@ def _serve_both(config: Config, folder: Path, stop: threading.Event, *, clock: C
     from pww.central.http import CoordinatorApp
     from pww.central.listening import listen
     from pww.central.merging import open_link, open_merger
+    from pww.central.same_settings import tell_changes
 
     with ExitStack() as stack:
         ports = listen(config, stack)
@@ -50,6 +51,7 @@ def _serve_both(config: Config, folder: Path, stop: threading.Event, *, clock: C
         door = None if ports.keys is None else Door.of(ports.keys, state=state, clock=clock)
         link = open_link(config, state, stack, guard=door)
         desk = open_books(config, state, stack, clock=clock, ports=ports, members=link)
+        tell_changes(config, folder)
         paths.freeze(config, folder)
         merger = open_merger(
             config, folder, desk.books, link, stack, clock=clock, stop=stop, ports=ports

@@ -47,6 +47,7 @@ class Signer:
         if self._key.authorization:
             headers["authorization"] = self._key.authorization
         add_headers(context.request, headers)
+        asked_s = theirs.asked_s()
         response = call_next(context)
-        theirs.measure(response.headers.get("date", ""))
+        theirs.measure(response.headers.get("date", ""), asked_s=asked_s)
         return response

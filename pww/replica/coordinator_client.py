@@ -193,6 +193,7 @@ class HttpCoordinator:
         if authorization:
             headers["authorization"] = authorization
         url = f"{self._url}/v1/{name}"
+        asked_s = 0.0 if self._bundle is None else self._bundle.key.theirs.asked_s()
         try:
             with self._http.stream(
                 "POST", url, content=body, headers=headers, timeout=timeout
@@ -209,7 +210,8 @@ class HttpCoordinator:
         except httpx.DecodingError as fault:
             raise self._stranger(name, f"an unreadable body ({fault})") from fault
         if self._bundle is not None:
-            self._bundle.key.theirs.measure(response.headers.get("date", ""))
+            date = response.headers.get("date", "")
+            self._bundle.key.theirs.measure(date, asked_s=asked_s)
         status = response.status_code
         if status == 503 or status in PASSING:
             told = f"HTTP {status}{_reason(content)}"

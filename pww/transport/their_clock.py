@@ -30,14 +30,25 @@ class TheirClock:
         """Seconds since 1970 at the central, as far as is known."""
         return self._clock.wall() + self.offset_s
 
-    def measure(self, date: str) -> None:
-        """Follows a Date header when the time is off by more than is tolerated."""
+    def asked_s(self) -> float:
+        """When a request goes out, for `measure`."""
+        return self._clock.monotonic()
+
+    def measure(self, date: str, *, asked_s: float) -> None:
+        """Follows the Date header of an answer when the time is off by more than is tolerated.
+
+        The header is from some moment since the request was sent (`asked_s`): a central that was
+        held up for a minute may date its answer a minute ago, and no clock is wrong.
+        """
         try:
             theirs = parsedate_to_datetime(date).timestamp()
         except ValueError:
             return
         with self._lock:
             ahead_s = self._clock.wall() + self.offset_s - theirs
+            took_s = max(0.0, self._clock.monotonic() - asked_s)
+            if ahead_s > 0:  # by so much at the most
+                ahead_s = max(0.0, ahead_s - took_s)
             if abs(ahead_s) <= TOLERATED_S:
                 return
             self.offset_s -= ahead_s

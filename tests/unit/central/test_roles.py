@@ -11,7 +11,7 @@ import pytest
 
 from pww.central.__main__ import main
 from pww.central.roles import ALL, held
-from pww.central.same_settings import require_same
+from pww.central.same_settings import require_same, tell_changes
 from pww.config import paths
 from pww.config.load import compose
 from pww.errors import ConfigError, InUse
@@ -115,3 +115,14 @@ def test_a_coordinator_alone_loads_neither_torch_nor_flower() -> None:
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     assert done.stdout == "[]\n"
+
+
+def test_what_is_set_otherwise_than_before_is_told(tmp_path: Path, caplog) -> None:
+    before = compose(["codec=int4", "central.roles=[coordinator]"])
+    tell_changes(before, tmp_path)  # a first start
+    paths.freeze(before, tmp_path)
+    tell_changes(compose(["codec=int4"]), tmp_path)
+    assert caplog.text == ""
+    tell_changes(compose(["codec=int8", "transport.down=int8"]), tmp_path)
+    assert "this run goes on with codec.kind=int8; until now it was int4" in caplog.text
+    assert "transport.down=int8; until now it was bf16" in caplog.text

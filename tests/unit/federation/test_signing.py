@@ -3,7 +3,7 @@
 import datetime
 import logging
 from base64 import b64decode
-from email.utils import format_datetime
+from email.utils import format_datetime, formatdate
 from types import SimpleNamespace
 from typing import Any
 
@@ -83,8 +83,21 @@ def test_a_clock_that_jumps_is_followed() -> None:
 def test_an_answer_without_a_date_changes_nothing(date: str) -> None:
     clock = ManualClock(1000.0)
     key = SiteKey.new(clock=clock)
-    key.theirs.measure(date)
+    key.theirs.measure(date, asked_s=key.theirs.asked_s())
     assert Signer(key).offset_s == 0.0
+
+
+def test_a_central_that_was_held_up_is_no_wrong_clock(caplog: pytest.LogCaptureFixture) -> None:
+    """Its header is as old as the answer took; only what is beyond that is an error of a clock."""
+    clock = ManualClock(1000.0)
+    theirs = SiteKey.new(clock=clock).theirs
+    asked_s, date = theirs.asked_s(), formatdate(clock.wall(), usegmt=True)
+    clock.advance(72.0)
+    theirs.measure(date, asked_s=asked_s)
+    assert theirs.offset_s == 0.0
+    assert "clock" not in caplog.text
+    theirs.measure(date, asked_s=theirs.asked_s())
+    assert theirs.offset_s == pytest.approx(-72.0, abs=1.0)
 
 
 def test_the_session_of_the_key_goes_with_every_call() -> None:
