@@ -55,5 +55,7 @@ def carrier_of(
 def _words(carriage: Carriage) -> str:
     small = f"up to {carriage.inline_mb} MB in messages, larger ones "
     if carriage.url:
-        return small + "by " + httpx.URL(carriage.url).host  # the URL may hold a secret
+        from pww.transport.fsspec_carrier import without_credentials
+
+        return small + "by " + without_credentials(carriage.url)
     return small + ("by its blob store" if carriage.blob_port else "not at all")

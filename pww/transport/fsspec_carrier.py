@@ -54,7 +54,7 @@ class FsspecCarrier:
         """
         import fsspec
 
-        self._shown = _without_credentials(url)
+        self._shown = without_credentials(url)
         try:
             self._fs, self._root = fsspec.core.url_to_fs(
                 url, **{**_defaults(url), **(options or {})}
@@ -286,7 +286,7 @@ def _defaults(url: str) -> dict[str, Any]:
     return {"config_kwargs": {"response_checksum_validation": "when_required"}}
 
 
-def _without_credentials(url: str) -> str:
+def without_credentials(url: str) -> str:
     """A URL fit for a log."""
     scheme, mark, rest = url.partition("://")
     place, slash, path = rest.partition("/")
