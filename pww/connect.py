@@ -187,8 +187,11 @@ def _federated(
                 authorize=partial(port.authorize, Who(config.replica_id, session.incarnation)),
                 stop=stop, random=random, tls=None if bundle is None else bundle.tls,
             )  # fmt: skip
+        transport = config.transport
         if carrier is None:
-            _check_size(start, theirs_mb=registered.limit_mb, ours_mb=config.transport.limit_mb)
+            _check_size(start, theirs_mb=registered.limit_mb, ours_mb=transport.limit_mb)
+        else:  # the central chooses what lies beside a message, by its own limit
+            transport = transport.model_copy(update={"limit_mb": registered.limit_mb})
     except BaseException:
         session.leave()
         port.close()
@@ -197,7 +200,7 @@ def _federated(
     host = httpx.URL(config.central.url).host
     fleet = FleetSite(
         f"[{host}]:{aggregator_port}" if ":" in host else f"{host}:{aggregator_port}",
-        config.transport,
+        transport,
         signer=signer,
         clock=clock,
         stop=stop,
@@ -212,7 +215,7 @@ def _federated(
         model=start.model,
         seed=start.seed,
         folder=run / "theta",
-        limit_mb=config.transport.limit_mb,
+        limit_mb=transport.limit_mb,
         inline_mb=0 if carriage is None else carriage.inline_mb,
         carrier=carrier,
         poll_s=config.transport.poll_s,

@@ -64,8 +64,12 @@ class Objects:
         try:
             if not path.exists():
                 self._carrier.get(info, path)
-        except (CentralError, PayloadError) as why:
+        except CentralError as why:
             log.error("a payload cannot be fetched: %s", why)
+            return None
+        except PayloadError as why:
+            log.error("a payload cannot be used: %s", why)
+            self.discard(info)  # a site does not put again what is there with the right size
             return None
         return path
 

@@ -1,7 +1,7 @@
 """What the central publishes: theta as a generation, and the updates that lead to it.
 
-Files that may be downloaded are put on a shelf (the blob store) under their digest while they are
-current, and taken off when they are collected.
+Files that may be downloaded are put on a shelf (the blob store) under their digest, and taken off
+when they are collected: updates with the chain, theta a round after it was current.
 """
 
 import logging
@@ -104,16 +104,18 @@ class Published:
                     "the update of round %d is not kept (%s): sites download theta whole",
                     generation.info.round, why,
                 )  # fmt: skip
-        self._set(generation)
+        self._set(generation, before=base)
         if base is not None:
             self.generations.collect(keep={generation.name, base.name})
 
-    def _set(self, generation: Generation) -> None:
+    def _set(self, generation: Generation, *, before: Generation | None = None) -> None:
+        """Theta of the round before stays on the shelf: somebody may be in the middle of it."""
         self._current, self.shapes = generation, shapes_of(generation)
         if self._shelf is None:
             return
         chain = {one.payload.sha256: (one.payload, self.update_path(one)) for one in self.updates}
-        files = {generation.info.theta.sha256: (generation.info.theta, generation.theta), **chain}
+        thetas = [one for one in (before, generation) if one is not None]
+        files = {one.info.theta.sha256: (one.info.theta, one.theta) for one in thetas} | chain
         self._withdraw(self._shelved.keys() - files.keys())
         for digest, (info, path) in files.items():
             if digest not in self._shelved:

@@ -172,6 +172,13 @@ def url_fits_the_way(config: Config) -> Iterator[str]:
             f"transport.url={transport.url}: transport=file needs where, such as "
             "s3://BUCKET/PATH or file:///PATH"
         )
+    if "@" in transport.url.partition("://")[2].partition("/")[0]:
+        yield (
+            "transport.url: names a user or a secret before its @, but a configuration is shown, "
+            "kept and sent to every site; leave that out: credentials come from the environment "
+            "or from the file system's own files (AWS_ACCESS_KEY_ID, ~/.aws/credentials)"
+        )
+        return
     if transport.kind != "file" and transport.url != "none":
         yield f"transport.url={transport.url}: only transport=file uses it; leave it at none"
 

@@ -66,6 +66,8 @@ class Thetas:
         for old in sorted(self._folder.glob("theta-*.safetensors"))[:-KEEP]:
             if old != path:
                 self._forget(old)
+        for left in self._folder.glob("*.safetensors.*"):  # a download that theta moved on from
+            left.unlink()
         return Theta(
             invitation.round, path, invitation.state_hash, invitation.report,
             invitation.committed_windows, self.came.size_bytes - before,
@@ -122,6 +124,8 @@ class Thetas:
                 return False
             self._hashes[path] = found
             self.came.updates += 1
+            if number:  # far behind, all those between would fill the disk
+                self._forget(self._path(step.round - 2))
         return True
 
     def _whole(self, invitation: Invitation, data: bytes | None) -> Path:

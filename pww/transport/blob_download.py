@@ -9,11 +9,11 @@ import logging
 from functools import partial
 from pathlib import Path
 
-from pww.errors import PayloadError
+from pww.errors import CentralError, PayloadError
 from pww.transport.blob_link import BlobLink
 from pww.transport.blob_peer import BlobPeer
 from pww.transport.blob_range import ask_range, read_content_range
-from pww.transport.blob_wire import etag
+from pww.transport.blob_wire import ABSENT, etag
 from pww.transport.carrier import Transfers
 from pww.transport.http_connection import Faults
 from pww.transport.piece_file import PieceFile, WrongDigest
@@ -69,7 +69,9 @@ def _fetch_piece(
     headers = {"range": ask_range(start, stop), "if-range": etag(info.sha256)}
     reply = peer.open("GET", info.sha256, headers=headers)
     if reply.status not in (200, 206):
-        raise peer.judged(reply, peer.small(reply))
+        fault = peer.judged(reply, peer.small(reply))
+        # theta of a round that is over, say: the next invitation names another
+        raise CentralError(str(fault)) if reply.status == ABSENT else fault
     wrong = _wrong(reply, info, start, stop)
     if wrong:
         peer.drop()

@@ -22,7 +22,7 @@ from blob_desk import PIECE, QUICK, Desk, carrier, made
 from s3_server import options, s3_server
 
 from pww.clock import SystemClock
-from pww.errors import CentralError, PayloadError, StateError, Stopped
+from pww.errors import CentralError, PayloadError, Refused, StateError, Stopped
 from pww.transport.carrier import Carrier, Transfers
 from pww.transport.fsspec_carrier import FsspecCarrier
 from pww.wire import PayloadInfo
@@ -114,8 +114,11 @@ def test_bigger_than_a_part(place: Place, tmp_path: Path) -> None:
 
 def test_not_there(place: Place, tmp_path: Path) -> None:
     info = PayloadInfo(codec="fp32", size_bytes=5, sha256="0" * 64)
-    with pytest.raises(CentralError, match=r"object 0{16}….*never\s+complete.* or was removed"):
+    with pytest.raises(
+        CentralError, match=r"object 0{16}….*never\s+complete.* or was removed"
+    ) as why:
         place.client().get(info, tmp_path / "file")
+    assert not isinstance(why.value, Refused), "theta moves on: a site asks for the next one"
     assert not (tmp_path / "file").exists()
 
 

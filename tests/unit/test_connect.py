@@ -23,7 +23,7 @@ from pww.errors import Refused, StateError, TrainerError
 from pww.lease.space import BlockSpace
 from pww.replica.session import Claims
 from pww.transport.serve import AsgiServer
-from pww.wire import Verdict, model_digest
+from pww.wire import Carriage, Verdict, model_digest
 
 
 @pytest.fixture(scope="module")
@@ -160,6 +160,37 @@ def test_a_model_larger_than_what_may_travel_is_refused_before_training(tmp_path
     )
     assert "64 here: raise it at both" in str(fault.value)
     assert books.live() == ()
+
+
+@pytest.mark.parametrize("theirs_mb", [3, 300])
+def test_with_a_carrier_the_centrals_limit_holds(tmp_path: Path, monkeypatch, theirs_mb) -> None:
+    """It decides what lies beside a message; a smaller limit here could not take it in."""
+    server = AsgiServer(host="127.0.0.1", port=0, key="central.port")
+    clock, ledger = SystemClock(), Ledger(tmp_path / "ledger.sqlite")
+    carriage = Carriage(codec="fp32", feedback=False, inline_mb=theirs_mb, blob_port=2)
+    books = Coordinator(
+        ledger, SPACE, darl=config().darl, aggregator_port=1, clock=clock, limit_mb=theirs_mb,
+        carriage=carriage,
+    )  # fmt: skip
+    server.start(CoordinatorApp(books), name="coordinator")
+    start = start_with(None, tmp_path)
+    start.seed.write_bytes(bytes(3_100_000))
+    central = config().central.model_copy(update={"url": f"http://127.0.0.1:{server.port}"})
+    here = config().model_copy(update={"central": central})
+    given: list[int] = []
+
+    def exchange(fleet: object, *, limit_mb: int, **rest: object) -> InProcessExchange:
+        given.append(limit_mb)
+        raise StateError("seen")
+
+    monkeypatch.setattr("pww.replica.federated.FederatedExchange", exchange)
+    try:
+        with pytest.raises(StateError, match="seen"):
+            connect(here, tmp_path, start, clock=clock, stop=threading.Event())
+    finally:
+        server.stop()
+        ledger.close()
+    assert given == [theirs_mb]
 
 
 def test_versions_of_what_decides_a_phase(monkeypatch) -> None:

@@ -77,6 +77,26 @@ CASES: list[tuple[dict[str, object], list[str]]] = [
             "refused; leave it out"
         ],
     ),
+    ({"transport.kind": "file", "transport.url": "s3://bucket/run"}, []),
+    (
+        {"transport.kind": "file"},
+        [
+            "transport.url=none: transport=file needs where, such as s3://BUCKET/PATH or "
+            "file:///PATH"
+        ],
+    ),
+    (
+        {"transport.url": "file:///shared/run"},
+        ["transport.url=file:///shared/run: only transport=file uses it; leave it at none"],
+    ),
+    (
+        {"transport.kind": "file", "transport.url": "s3://key:word@bucket/run"},
+        [
+            "transport.url: names a user or a secret before its @, but a configuration is shown, "
+            "kept and sent to every site; leave that out: credentials come from the environment "
+            "or from the file system's own files (AWS_ACCESS_KEY_ID, ~/.aws/credentials)"
+        ],
+    ),
     ({"codec": {"kind": "fp32"}}, []),
     ({"codec": {"kind": "int4", "feedback": False}}, []),
     (

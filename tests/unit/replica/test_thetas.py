@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pww.codec import codec_named
-from pww.errors import PayloadError, PwwError, StateError
+from pww.errors import CentralError, PayloadError, PwwError, StateError
 from pww.federation.records import describe
 from pww.replica.thetas import Thetas
 from pww.transport.payload import PayloadReader, write_payload, write_theta
@@ -238,3 +238,39 @@ def test_two_thetas_stay(run: Run, thetas: Thetas, tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "theta").iterdir()) == [
         "theta-000002.safetensors", "theta-000003.safetensors",
     ]  # fmt: skip
+
+
+def test_far_behind_the_disk_holds_three_thetas_at_most(tmp_path: Path) -> None:
+    run = Run(tmp_path / "run", rounds=6)
+    store, most = Store(run), 0
+
+    def fetch(info: PayloadInfo, path: Path) -> None:
+        nonlocal most
+        store.fetch(info, path)
+        most = max(most, len(list(path.parent.glob("theta-*"))))
+
+    thetas = Thetas(tmp_path / "theta", fetch=fetch)
+    thetas.receive(run.invitation(0, beside="theta"), run.theta(0).read_bytes())
+    whole = run.invitation(6).payload
+    assert whole is not None
+    large = whole.model_copy(update={"size_bytes": 1 << 40})
+    theta = thetas.receive(run.invitation(6, payload=large), None)
+    assert same(theta.path, run.theta(6))
+    assert (thetas.came.updates, most) == (6, 2)
+
+
+def test_a_download_that_theta_moved_on_from_leaves_nothing(
+    run: Run, store: Store, tmp_path: Path
+) -> None:
+    def fetch(info: PayloadInfo, path: Path) -> None:
+        if path.name == "theta-000002.safetensors":
+            for suffix in (".part", ".done"):
+                path.with_name(path.name + suffix).write_bytes(b"half of it")
+            raise CentralError("it is not there any more")
+        store.fetch(info, path)
+
+    thetas = Thetas(tmp_path / "theta", fetch=fetch)
+    with pytest.raises(CentralError, match="not there any more"):
+        thetas.receive(run.invitation(2), None)
+    thetas.receive(run.invitation(3), None)
+    assert [path.name for path in (tmp_path / "theta").iterdir()] == ["theta-000003.safetensors"]

@@ -268,14 +268,15 @@ def test_which_file_lies_beside(tmp_path, make_world, delta_of, holds, inline, d
     assert (path is None) == (beside == "nothing")
 
 
-def test_what_is_current_is_on_the_shelf_and_nothing_else(tmp_path, make_world, delta_of) -> None:
+def test_on_the_shelf_is_what_is_current_and_one_theta_more(tmp_path, make_world, delta_of) -> None:
     shelf = Shelf()
     world = make_world(tmp_path, down=DOWN, shelf=shelf)
     rounds(world, delta_of, 6)
+    before = world.merger.published.generations.open("round-000005").info.theta.sha256
     told, path = world.merger.invitation("a/x", "phase")
     assert (told.beside, path) == ("nothing", None)
     wanted = {told.payload.sha256, *(one.payload.sha256 for one in told.updates)}
-    assert shelf.files.keys() == wanted
+    assert shelf.files.keys() == wanted | {before}, "and what somebody may be in the middle of"
     assert all(path.exists() for path in shelf.files.values())
     shelf.files.clear()
     world.publishing["shelf"] = shelf
