@@ -23,6 +23,8 @@ from pww.transport.blob_wire import BEGIN_AGAIN, FULL, BlobState
 from pww.transport.piece_file import MAX_PIECES, runs
 from pww.wire import PayloadInfo
 
+MAX_OPEN = 256
+"""Uploads whose files are open; who begins many and finishes none takes no more than these."""
 _SHA256 = re.compile(r"[0-9a-f]{64}\Z")
 _REPLICA = re.compile(r"([a-z0-9][a-z0-9_.-]{0,31}/[a-z0-9][a-z0-9_.-]{0,31})?\Z")
 _UPLOAD = re.compile(r"([0-9a-f]{64})\+([0-9]{1,19})\+[a-z0-9_.+-]*\Z")
@@ -222,6 +224,9 @@ class BlobStore:
     def _upload(self, name: str, sha256: str, size_bytes: int) -> Upload:
         self._used_s[name] = self._clock.monotonic()
         if name not in self._open:
+            while len(self._open) >= MAX_OPEN:  # each has two files open; it goes on when asked for
+                idle = min(self._open, key=lambda one: self._used_s.get(one, 0.0))
+                self._open.pop(idle).close()
             with no_room():
                 self._open[name] = Upload(
                     self._uploads / name, sha256=sha256, size_bytes=size_bytes,

@@ -53,7 +53,7 @@ class Objects:
 
     def __init__(self, carrier: FsspecCarrier, folder: Path) -> None:
         self._carrier, self._folder = carrier, folder
-        self._published: set[str] = set()
+        self._published: dict[str, tuple[PayloadInfo, Path]] = {}
         folder.mkdir(parents=True, exist_ok=True)
         for left in folder.iterdir():
             left.unlink()
@@ -80,16 +80,19 @@ class Objects:
             self._remove(info)
 
     def sweep(self) -> None:
-        """What sites left there is for its owner to remove: others may use the folder too."""
+        """Puts there again what somebody removed; what sites left is for its owner to remove."""
+        for info, path in tuple(self._published.values()):
+            if path.exists():
+                self._carrier.put(path, info)
 
     def publish(self, info: PayloadInfo, path: Path) -> None:
         """Puts a file there."""
         self._carrier.put(path, info)
-        self._published.add(info.sha256)
+        self._published[info.sha256] = (info, path)
 
     def withdraw(self, info: PayloadInfo) -> None:
         """Removes it there; if that fails it stays, and the log says so."""
-        self._published.discard(info.sha256)
+        self._published.pop(info.sha256, None)
         self._remove(info)
 
     def _remove(self, info: PayloadInfo) -> None:

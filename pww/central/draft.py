@@ -170,8 +170,7 @@ class _File:
     def add(self, name: str, tensor: torch.Tensor) -> None:
         self._writer.add(name, tensor)
         if self._fingerprint is not None:
-            for piece in torch.split(tensor.reshape(-1), PIECE):
-                self._fingerprint.add(piece)
+            self._fingerprint.add_all(tensor)
 
     def extend(self, name: str, values: torch.Tensor, *, flush: bool) -> None:
         if self._fingerprint is not None:

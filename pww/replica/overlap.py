@@ -36,6 +36,7 @@ from pww.replica.session import Session
 from pww.trainer.api import EvalResult, Trainer
 from pww.trainer.ranks import Ranks
 from pww.transport.exchange import Exchange, Theta
+from pww.transport.fingerprint import Fingerprint
 from pww.transport.tensorfile import TensorReader, TensorWriter
 from pww.wire import Lease, Verdict
 
@@ -103,6 +104,7 @@ class Overlap:
         self._delivery, self._session, self._exchange = delivery, session, exchange
         self._report, self._streak, self._plan, self._ranks = report, streak, plan, ranks
         self._sent = outbox.run / FILE
+        self._known_by = ""  # the fingerprint of x_sent
         self._flight: Flight | None = None
 
     @property
@@ -177,7 +179,8 @@ class Overlap:
         """
         self.land()
         theta = self._ranks.share(lambda: self._exchange.pull(self._session.round))
-        self._keep(trainer, partial(_shifted, theta=theta.path, sent=self._sent))
+        shifted = partial(_shifted, theta=theta.path, sent=self._sent, known_by=self._known_by)
+        self._keep(trainer, shifted)
         if self._report.is_due(theta):
             trainer.load(theta.path)
         held_out = self._report.evaluate(theta, trainer)
@@ -195,9 +198,12 @@ class Overlap:
         if self._ranks.rank == 0:
             layout = {n: (torch.float32, tuple(shape)) for n, shape in trainer.shapes().items()}
             try:
+                seen = Fingerprint()
                 with TensorWriter(self._sent, layout, {}, hashed=False) as writer:
                     for name, tensor in change(gathered):
                         writer.add(name, tensor)
+                        seen.add_all(tensor)
+                self._known_by = seen.hexdigest()
             except PayloadError as why:
                 fault = why
             except OSError as why:
@@ -210,8 +216,20 @@ class Overlap:
         self._ranks.agree_on_fault(fault)
 
 
-def _shifted(inner: Tensors, *, theta: Path, sent: Path) -> Tensors:
-    """theta + (x_now - x_sent)."""
+def _shifted(inner: Tensors, *, theta: Path, sent: Path, known_by: str) -> Tensors:
+    """theta + (x_now - x_sent).
+
+    Raises:
+        PayloadError: x_sent is not, to the bit, what was kept.
+    """
+    seen = Fingerprint()
     with TensorReader(theta) as outer, TensorReader(sent) as before:
         for name, now in inner:
-            yield name, outer.get(name) + (now - before.get(name))
+            kept = before.get(name)
+            seen.add_all(kept)
+            yield name, outer.get(name) + (now - kept)
+    if seen.hexdigest() != known_by:
+        raise PayloadError(
+            f"{sent} was changed on the disk while a phase ran: the movement of that phase is "
+            "lost; resume the run, and look for a failing disk"
+        )

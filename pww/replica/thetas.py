@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pww.errors import PayloadError, PwwError, StateError
+from pww.errors import CentralError, PayloadError, PwwError, Refused, StateError
 from pww.folder import write_durably
 from pww.transport.exchange import Theta
 from pww.transport.tensorfile import state_hash
@@ -109,6 +109,11 @@ class Thetas:
             try:
                 self._get(step.payload, payload, data)
                 found = apply_update(base, payload, step.payload, path)
+            except Refused:
+                raise
+            except CentralError as fault:  # it may be gone at the central, and theta not
+                log.warning("the update of round %d cannot be had: %s", step.round, fault)
+                return False
             except PayloadError as fault:
                 log.warning("the update of round %d cannot be used: %s", step.round, fault)
                 found = ""

@@ -31,6 +31,11 @@ class Fingerprint:
         self._hash.update(int(words).to_bytes(8, "little", signed=True))
         self._hash.update(data[whole:])
 
+    def add_all(self, tensor: torch.Tensor) -> None:
+        """Takes in a whole tensor; an empty one is an empty piece."""
+        for piece in torch.split(tensor.reshape(-1), PIECE):
+            self.add(piece)
+
     def hexdigest(self) -> str:
         """The fingerprint of what was added."""
         return self._hash.hexdigest()

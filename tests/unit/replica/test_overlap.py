@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "programs"))
 
@@ -17,7 +18,9 @@ from lone_replica import PLAN, RATE, SHAPES, SPACE, Lone, Pull, alone, drawn_for
 from pww.central.audit import audit, merged_deltas
 from pww.errors import CheckpointError, PayloadError, Refused, Stopped, TrainerError
 from pww.log import read_json_lines
-from pww.transport.payload import PayloadReader
+from pww.replica.overlap import _shifted
+from pww.transport.fingerprint import fingerprint
+from pww.transport.payload import PayloadReader, write_theta
 from pww.transport.tensorfile import TensorReader
 from pww.wire import Release
 
@@ -493,3 +496,19 @@ def test_a_damaged_theta_is_named_and_costs_no_delta(run, ranks) -> None:
     assert audit(run).merges == 2
     Lone(run, ranks).train(overlap=True)
     check_exactly_once(run)
+
+
+def test_weights_that_were_kept_and_changed_on_the_disk_are_no_movement(tmp_path: Path) -> None:
+    """Else the flipped bit would go to the central as a part of the delta."""
+    theta, sent = tmp_path / "theta", tmp_path / "sent"
+    now = torch.arange(6.0)
+    for path, value in ((theta, 1.0), (sent, 2.0)):
+        write_theta(path, [("w", torch.full((6,), value))], {"w": (6,)})
+    known_by = fingerprint(sent)
+    moved = dict(_shifted(iter([("w", now)]), theta=theta, sent=sent, known_by=known_by))
+    assert torch.equal(moved["w"], now - 1.0)
+    data = bytearray(sent.read_bytes())
+    data[-1] ^= 1
+    sent.write_bytes(bytes(data))
+    with pytest.raises(PayloadError, match=r"sent was changed on the disk while a phase ran"):
+        list(_shifted(iter([("w", now)]), theta=theta, sent=sent, known_by=known_by))

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pww.codec import codec_named
-from pww.errors import CentralError, PayloadError, PwwError, StateError
+from pww.errors import CentralError, PayloadError, PwwError, Refused, StateError
 from pww.federation.records import describe
 from pww.replica.thetas import Thetas
 from pww.transport.payload import PayloadReader, write_payload, write_theta
@@ -172,6 +172,32 @@ def test_whatever_is_wrong_the_outcome_is_the_centrals(
     assert thetas.came.repairs == 1
     assert "theta of round 2 has state hash" in caplog.text
     assert "it is downloaded whole" in caplog.text
+
+
+def test_an_update_that_is_gone_at_the_central_means_the_whole(
+    run: Run, store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fetch(info: PayloadInfo, path: Path) -> None:
+        if info.codec != "fp32":
+            raise CentralError("no such object")
+        store.fetch(info, path)
+
+    thetas = Thetas(tmp_path / "theta", fetch=fetch)
+    thetas.receive(run.invitation(1, beside="theta"), run.theta(1).read_bytes())
+    assert same(thetas.receive(run.invitation(3), None).path, run.theta(3))
+    assert store.fetched == ["theta-3"]
+    assert "the update of round 2 cannot be had: no such object" in caplog.text
+    assert thetas.came.repairs == 0
+
+
+def test_who_is_refused_does_not_try_the_whole(run: Run, tmp_path: Path) -> None:
+    def fetch(info: PayloadInfo, path: Path) -> None:
+        raise Refused("revoked", code="unauthorised")
+
+    thetas = Thetas(tmp_path / "theta", fetch=fetch)
+    thetas.receive(run.invitation(1, beside="theta"), run.theta(1).read_bytes())
+    with pytest.raises(Refused, match="revoked"):
+        thetas.receive(run.invitation(3), None)
 
 
 def test_an_update_that_is_no_payload_is_named(

@@ -1,5 +1,6 @@
 """The blob store on disk: what is complete, what is on its way, who has room, what is collected."""
 
+import os
 from pathlib import Path
 
 import google_crc32c
@@ -301,3 +302,23 @@ def test_names_never_reach_the_disk(house: House, name: str) -> None:
     with pytest.raises(AssertionError, match=r"validated where they come in"):
         house.store.begin("a" * 64, 1, replica="../x")
     assert house.store.path(name) is None
+
+
+def test_many_begun_uploads_keep_few_files_open(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And each goes on where it was, whoever's files were closed meanwhile."""
+    monkeypatch.setattr("pww.central.blobs.MAX_OPEN", 3)
+    objects = [bytes([n]) * (2 * PIECE) for n in range(8)]
+    before = len(os.listdir("/proc/self/fd"))
+    for number, data in enumerate(objects):
+        house.clock.advance(1.0)
+        house.send(data, number % 2)
+    assert len(os.listdir("/proc/self/fd")) - before <= 2 * 3
+    for data in objects:
+        assert (
+            len(house.store.begin(info_of(data).sha256, len(data), replica="lumi/a").missing) == 1
+        )
+        house.send(data)
+        house.commit(data)
+        assert house.store.path(info_of(data).sha256).read_bytes() == data  # type: ignore[union-attr]
