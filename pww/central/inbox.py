@@ -104,7 +104,8 @@ class CentralInbox:
         if offer.carried and self._merger.verdict(offer) is None:
             path = self._carrying(offer.payload)
         verdict = self._merger.accept(offer, path, verified=offer.carried)
-        self._done_with(offer.payload, payload)  # the aggregator has its own, durable
+        if offer.carried or payload is not None:  # else it names what may be another one's
+            self._done_with(offer.payload, payload)  # the aggregator has its own, durable
         told = offer.metrics
         if verdict is not None and verdict.outcome == "rejected":
             return verdict  # it may be of another run, or of a round that never was

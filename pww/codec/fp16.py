@@ -27,8 +27,8 @@ class Fp16Rows:
     exact_decode = True
 
     def columns(self, width: int) -> Columns:
-        """Scale and halves."""
-        return {"scales": (torch.float32, 1), "codes": (torch.float16, width)}
+        """Halves, then the scale."""
+        return {"codes": (torch.float16, width), "scales": (torch.float32, 1)}
 
     def encode(self, rows: torch.Tensor, parts: Mapping[str, torch.Tensor], *, seed: int) -> None:
         """Rounds to half precision.

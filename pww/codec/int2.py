@@ -26,8 +26,8 @@ class Int2Rows:
     exact_decode = True
 
     def columns(self, width: int) -> Columns:
-        """Scales and packed codes."""
-        return {"scales": (torch.float32, 2), "codes": (torch.uint8, packed_bytes(width, 2))}
+        """Packed codes, then the scales."""
+        return {"codes": (torch.uint8, packed_bytes(width, 2)), "scales": (torch.float32, 2)}
 
     def encode(self, rows: torch.Tensor, parts: Mapping[str, torch.Tensor], *, seed: int) -> None:
         """Signs, sizes and the mean of either size.

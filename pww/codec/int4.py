@@ -27,8 +27,8 @@ class Int4Rows:
     exact_decode = True
 
     def columns(self, width: int) -> Columns:
-        """Scale and packed codes."""
-        return {"scales": (torch.float32, 1), "codes": (torch.uint8, packed_bytes(width, 4))}
+        """Packed codes, then the scale."""
+        return {"codes": (torch.uint8, packed_bytes(width, 4)), "scales": (torch.float32, 1)}
 
     def encode(self, rows: torch.Tensor, parts: Mapping[str, torch.Tensor], *, seed: int) -> None:
         """Rounds to the nearest step.

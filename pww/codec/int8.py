@@ -23,8 +23,8 @@ class Int8Rows:
     exact_decode = True
 
     def columns(self, width: int) -> Columns:
-        """Scale and codes."""
-        return {"scales": (torch.float32, 1), "codes": (torch.int8, width)}
+        """Codes, then the scale: a writer keeps all but the first part in memory."""
+        return {"codes": (torch.int8, width), "scales": (torch.float32, 1)}
 
     def encode(self, rows: torch.Tensor, parts: Mapping[str, torch.Tensor], *, seed: int) -> None:
         """Rounds to the nearest step.

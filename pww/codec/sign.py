@@ -23,7 +23,7 @@ class SignRows:
 
     def columns(self, width: int) -> Columns:
         """Scale and packed bits."""
-        return {"scales": (torch.float32, 1), "codes": (torch.uint8, packed_bytes(width, 1))}
+        return {"codes": (torch.uint8, packed_bytes(width, 1)), "scales": (torch.float32, 1)}
 
     def encode(self, rows: torch.Tensor, parts: Mapping[str, torch.Tensor], *, seed: int) -> None:
         """Signs and their mean magnitude.

@@ -106,7 +106,8 @@ class PayloadWriter:
     """Writes the payload `path` run by run, in the order of `shapes`; `close` makes it appear.
 
     Runs are multiples of the codec's granule, except for a tensor's last one. Of each tensor the
-    first part goes straight to the file; the others (scales, places) wait in memory for its end.
+    first part goes straight to the file; the others, which are small (scales, the values that topk
+    keeps), wait in memory for its end.
     A full disk is the caller's to explain: its `OSError` comes through once the part is removed.
     """
 

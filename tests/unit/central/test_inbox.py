@@ -269,6 +269,29 @@ def test_a_nan_that_sends_no_payload_has_its_verdict_at_once(central, sites) -> 
     assert central.rows("outer") == []
 
 
+def test_an_offer_without_payload_removes_nobodys_upload(central, sites) -> None:
+    discarded = []
+
+    class Uploads:
+        def take(self, info):
+            raise AssertionError("nothing was carried")
+
+        def discard(self, info):
+            discarded.append(info)
+
+        def sweep(self):
+            pass
+
+    inbox = CentralInbox(
+        central.books, central.merger, central.metrics, clock=central.clock, address="http://x:1",
+        carried=Uploads(),
+    )  # fmt: skip
+    others = sites[1].offer()[0].payload
+    offer, _ = sites[0].offer(finite=False, payload=others)
+    assert inbox.accept_offer(offer, None) is not None
+    assert discarded == []
+
+
 def test_a_fault_is_the_senders_and_costs_nothing(central, sites) -> None:
     a, _ = sites
     offer, path = a.offer(held_out=3.0)

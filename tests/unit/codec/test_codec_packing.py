@@ -1,8 +1,11 @@
 """Packed codes and places: layouts by hand, every width, and what is kept of a row."""
 
+import math
+
 import pytest
 import torch
 
+from pww.codec import codec_named
 from pww.codec.packing import pack, packed_bytes, unpack
 from pww.codec.places import kept, largest_places, pack_places, places_bytes, unpack_places
 
@@ -68,3 +71,13 @@ def test_of_equals_the_first_are_kept_and_nan_is_largest():
     assert largest_places(rows, 2).tolist() == [[1, 2], [0, 1]]
     rows[1, 4], rows[0, 0] = torch.nan, torch.inf
     assert largest_places(rows, 1).tolist() == [[0], [4]]
+
+
+@pytest.mark.parametrize("name", ["fp16", "int8", "int4", "int2", "sign", "topk-64-b2", "dct-64"])
+def test_what_a_writer_keeps_in_memory_is_small(name: str) -> None:
+    """All parts but the first wait for the tensor's end."""
+    sizes = [
+        dtype.itemsize * math.prod(shape)
+        for dtype, shape in codec_named(name).layout((1 << 20,)).values()
+    ]
+    assert sum(sizes[1:]) <= (1 << 22) / 64
