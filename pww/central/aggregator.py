@@ -26,7 +26,7 @@ from pww.central.screening import Checked, Excluded, StagedPayload, inspect, scr
 from pww.central.state import Staged
 from pww.central.theta0 import require_ours, write_theta0
 from pww.clock import Clock
-from pww.codec import Codec
+from pww.codec import Codec, codec_named
 from pww.config import schema
 from pww.errors import LeaseError, PayloadError, Refused, StateError
 from pww.wire import Invitation, Offer, RoundReport, Seed, Verdict
@@ -69,6 +69,7 @@ class Aggregator:
         self.books, self.clock, self._diloco = books, clock, diloco
         self._lock = RLock()
         self.published = Published(folder, shelf=shelf)
+        assert down is None or down.exact_decode, "sites must decode the same bits"
         self._down, self._shelved, self._inline_bytes = down, shelf is not None, inline_bytes
         self._store = PayloadStore(folder / "deltas")
         self._kept = Kept(folder) if keep_deltas else None
@@ -157,12 +158,11 @@ class Aggregator:
     # ------------------------------------------------------------------------------ deltas
 
     def accept(
-        self, offer: Offer, payload: Path | None, *, verified: bool = False
+        self, offer: Offer, payload: Path | None, *, durable: bool = False
     ) -> Verdict | None:
         """Stages a delta durably and returns its verdict if there is one; the same id counts once.
 
-        `payload` is copied, or linked if it is durable and `verified` already to be what the offer
-        says; it stays the caller's.
+        `payload` is copied, or linked if it is `durable`; it stays the caller's.
 
         Raises:
             PayloadError: other bytes than announced came; sending them again may help.
@@ -185,7 +185,7 @@ class Aggregator:
                 if payload is None:
                     raise PayloadError(f"delta {offer.delta} came without payload: send it again")
                 try:
-                    self._store.put(offer.delta, payload, offer.payload, verified=verified)
+                    self._store.put(offer.delta, payload, offer.payload, durable=durable)
                 except OSError as why:
                     raise _disk(f"the payload of delta {offer.delta}", why) from why
             return self._book(offer, new=not booked)
@@ -252,11 +252,13 @@ class Aggregator:
         base, number = self.published.current, self.books.round + 1
         offers = {one.offer.delta: one.offer for one in staged}
         payloads = [self._payload_of(one) for one in staged]
+        # a residual goes out exact where a restart says that theta goes whole from now on
+        down = self._down or (codec_named("fp32") if base.residual is not None else None)
         with screen(payloads, self.published.shapes, known=self._checked) as screened:
             try:
                 result, screened = merge_finite(
                     base, screened, number=number, generations=self.published.generations,
-                    diloco=self._diloco, down=self._down,
+                    diloco=self._diloco, down=down,
                 )  # fmt: skip
             except OSError as why:
                 if why.errno in PASSING:
@@ -269,7 +271,7 @@ class Aggregator:
             self._drop(offers)
             return None
         generation = self.published.generations.open(name_of(number))
-        self._keep(number, payloads, result.merged, generation.info.state_hash)
+        self._keep(number, payloads, result.merged, generation.info.state_hash, down=down)
         report = round_report(
             result, [offers[delta] for delta in result.merged],
             round_=number, rejected=self._rejected,
@@ -292,17 +294,14 @@ class Aggregator:
         return report
 
     def _keep(
-        self, number: int, payloads: Sequence[StagedPayload], merged: Sequence[str], hash_: str
-    ) -> None:
+        self, number: int, payloads: Sequence[StagedPayload], merged: Sequence[str], hash_: str,
+        *, down: Codec | None,
+    ) -> None:  # fmt: skip
         deltas = [each for delta in merged for each in payloads if each.delta == delta]
         try:
             if self._kept is not None:
                 self._kept.keep_round(
-                    number,
-                    deltas,
-                    diloco=self._diloco,
-                    state_hash=hash_,
-                    down=self._down,
+                    number, deltas, diloco=self._diloco, state_hash=hash_, down=down
                 )
         except OSError as why:
             raise _disk(f"round {number}", why) from why

@@ -23,6 +23,8 @@ from pww.transport.blob_wire import BEGIN_AGAIN, FULL, BlobState
 from pww.transport.piece_file import MAX_PIECES, runs
 from pww.wire import PayloadInfo
 
+MAX_BEGUN = 64
+"""Unfinished uploads of one replica; another one costs it the oldest."""
 MAX_OPEN = 256
 """Uploads whose files are open; who begins many and finishes none takes no more than these."""
 _SHA256 = re.compile(r"[0-9a-f]{64}\Z")
@@ -51,7 +53,7 @@ class BlobStore:
         self._quota_bytes, self._replica_bytes = quota_bytes, replica_bytes
         self._piece_bytes, self._clock = piece_bytes, clock
         self._lock = threading.RLock()
-        self._published: dict[str, Path] = {}
+        self._published: dict[str, tuple[Path, int]] = {}
         self._taken: set[str] = set()
         self._complete: dict[str, int] = {}  # uploaded objects -> bytes
         self._open: dict[str, Upload] = {}  # by file name
@@ -89,12 +91,16 @@ class BlobStore:
     def path(self, sha256: str) -> Path | None:
         """The complete object with this digest, published or uploaded."""
         with self._lock:
-            if sha256 in self._published:
-                return self._published[sha256]
-            if sha256 in self._complete:
-                self._used_s[sha256] = self._clock.monotonic()
-                return self._objects / sha256
-            return None
+            published, size_bytes = self._published.get(sha256, (None, 0))
+            if published is not None and _is_whole(published, size_bytes):
+                return published
+            if sha256 not in self._complete:
+                return None
+            if not _is_whole(self._objects / sha256, self._complete[sha256]):
+                self.discard(sha256)  # somebody was at the folder: it is brought again
+                return None
+            self._used_s[sha256] = self._clock.monotonic()
+            return self._objects / sha256
 
     def publish(self, info: PayloadInfo, path: Path) -> None:
         """Offers an existing immutable file under its digest, without a copy, until `withdraw`.
@@ -109,7 +115,7 @@ class BlobStore:
                 "restore it"
             )
         with self._lock:
-            self._published[info.sha256] = path
+            self._published[info.sha256] = (path, size_bytes)
 
     def withdraw(self, sha256: str) -> None:
         """Ends a `publish`, if there is one; downloads that are being read go on."""
@@ -119,7 +125,8 @@ class BlobStore:
     def take(self, sha256: str) -> Path | None:
         """An uploaded object for the central's own use; it stays until `discard`."""
         with self._lock:
-            if sha256 not in self._complete:
+            path = self.path(sha256)
+            if path is None or sha256 not in self._complete:
                 return None
             self._taken.add(sha256)
             return self._objects / sha256
@@ -208,7 +215,14 @@ class BlobStore:
                 with self._lock:
                     self._forget(name)
             raise
+        except FileNotFoundError as why:  # somebody was at the folder
+            with self._lock:
+                self._forget(name)
+            raise BlobFault("the upload is gone: begin again", status=BEGIN_AGAIN) from why
         with self._lock:
+            if not (self._objects / sha256).exists():  # another's equal one was used up meanwhile
+                self._forget(name)
+                raise BlobFault("the object was taken and removed: begin again", status=BEGIN_AGAIN)
             self._complete[sha256] = size_bytes
             self._used_s[sha256] = self._clock.monotonic()
             self._forget(name)
@@ -247,6 +261,9 @@ class BlobStore:
                 status=FULL,
             )
         owner = _owner(replica)
+        begun = [other for other in self._reserved if other.endswith(owner)]
+        if len(begun) >= MAX_BEGUN:  # it would have finished them long ago
+            self._forget(min(begun, key=lambda other: self._used_s.get(other, 0.0)))
         theirs = sum(size for other, size in self._reserved.items() if other.endswith(owner))
         if theirs + size_bytes > self._replica_bytes:
             raise BlobFault(
@@ -276,3 +293,11 @@ def _name(sha256: str, size_bytes: int, replica: str) -> str:
 
 def _owner(replica: str) -> str:
     return f"+{replica.replace('/', '+')}"
+
+
+def _is_whole(path: Path, size_bytes: int) -> bool:
+    """Whether a file is there in its full length."""
+    try:
+        return path.stat().st_size == size_bytes
+    except OSError:
+        return False

@@ -8,15 +8,17 @@ out when its files can be had.
 """
 
 import logging
+import threading
 from pathlib import Path
 
 from pww.central.blobs import BlobStore
-from pww.errors import CentralError, PayloadError
+from pww.clock import Clock
+from pww.errors import CentralError, PayloadError, Stopped
 from pww.transport.fsspec_carrier import FsspecCarrier
 from pww.wire import PayloadInfo
 
 log = logging.getLogger(__name__)
-FORGOTTEN_S = 86_400.0
+FORGOTTEN_S, AGAIN_S = 86_400.0, 5.0
 
 
 class Blobs:
@@ -51,8 +53,10 @@ class Blobs:
 class Objects:
     """`Carried` and `Shelf` over an fsspec URL; `folder` holds what was brought here."""
 
-    def __init__(self, carrier: FsspecCarrier, folder: Path) -> None:
-        self._carrier, self._folder = carrier, folder
+    def __init__(
+        self, carrier: FsspecCarrier, folder: Path, *, clock: Clock, stop: threading.Event
+    ) -> None:
+        self._carrier, self._folder, self._clock, self._stop = carrier, folder, clock, stop
         self._published: dict[str, tuple[PayloadInfo, Path]] = {}
         folder.mkdir(parents=True, exist_ok=True)
         for left in folder.iterdir():
@@ -83,11 +87,25 @@ class Objects:
         """Puts there again what somebody removed; what sites left is for its owner to remove."""
         for info, path in tuple(self._published.values()):
             if path.exists():
-                self._carrier.put(path, info)
+                self._put(info, path)
+
+    def _put(self, info: PayloadInfo, path: Path) -> bool:
+        try:
+            self._carrier.put(path, info)
+        except CentralError as why:
+            log.error("a file for the sites cannot be put there: %s", why)
+            return False
+        return True
 
     def publish(self, info: PayloadInfo, path: Path) -> None:
-        """Puts a file there."""
-        self._carrier.put(path, info)
+        """Puts a file there; until that is possible nothing goes on, and the log says so.
+
+        Raises:
+            Stopped: the stop was asked for meanwhile.
+        """
+        while not self._put(info, path):
+            if self._clock.wait(self._stop, AGAIN_S):
+                raise Stopped("stopped while theta was put where sites fetch it; it is durable")
         self._published[info.sha256] = (info, path)
 
     def withdraw(self, info: PayloadInfo) -> None:

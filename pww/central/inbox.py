@@ -10,7 +10,7 @@ from pww.central.aggregator import Aggregator
 from pww.central.books import Books
 from pww.central.membership import Member
 from pww.clock import Clock
-from pww.errors import PayloadError, StateError
+from pww.errors import PayloadError, Refused, StateError
 from pww.metrics import Metrics
 from pww.wire import Invitation, Offer, PayloadInfo, RoundReport, Seed, Verdict
 
@@ -103,7 +103,12 @@ class CentralInbox:
         path = payload
         if offer.carried and self._merger.verdict(offer) is None:
             path = self._carrying(offer.payload)
-        verdict = self._merger.accept(offer, path, verified=offer.carried)
+        try:
+            verdict = self._merger.accept(offer, path, durable=offer.carried)
+        except (Refused, PayloadError):  # it is no use, or damaged: the site brings it again
+            if offer.carried:
+                self._done_with(offer.payload, payload)
+            raise
         if offer.carried or payload is not None:  # else it names what may be another one's
             self._done_with(offer.payload, payload)  # the aggregator has its own, durable
         told = offer.metrics

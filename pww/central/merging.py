@@ -40,6 +40,8 @@ from pww.metrics import Metrics
 from pww.transport.fsspec_carrier import FsspecCarrier
 
 log = logging.getLogger(__name__)
+REPLICA_SHARE = 4
+"""One replica's unfinished uploads take at most this part of the quota from all others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,8 +153,9 @@ def _ways(
     if ports.blobs is not None:
         quota_bytes = int(config.central.blob_quota_gb * 1e9)
         store = BlobStore(
-            state / "blobs", quota_bytes=quota_bytes, replica_bytes=quota_bytes, clock=clock
-        )
+            state / "blobs", quota_bytes=quota_bytes, replica_bytes=quota_bytes // REPLICA_SHARE,
+            clock=clock,
+        )  # fmt: skip
         stack.callback(store.close)
         return store, Blobs(store)
     if config.transport.url == "none":
@@ -161,7 +164,7 @@ def _ways(
         config.transport.url, clock=clock, stop=stop, random=np.random.default_rng()
     )
     stack.callback(carrier.close)
-    return None, Objects(carrier, state / "objects")
+    return None, Objects(carrier, state / "objects", clock=clock, stop=stop)
 
 
 def open_link(

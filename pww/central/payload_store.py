@@ -8,7 +8,6 @@ import hashlib
 import os
 import re
 from collections.abc import Collection
-from contextlib import suppress
 from pathlib import Path
 
 from pww.errors import PayloadError
@@ -31,10 +30,11 @@ class PayloadStore:
         assert _ID.match(delta), "ids are validated where they come in"
         return self.folder / f"{delta}.payload"
 
-    def put(self, delta: str, source: Path, info: PayloadInfo, *, verified: bool = False) -> Path:
+    def put(self, delta: str, source: Path, info: PayloadInfo, *, durable: bool = False) -> Path:
         """Copies `source` in; it is durable and what `info` says when this returns.
 
-        If it is durable and `verified` to be what `info` says, the disk gets a second name for it.
+        A `durable` one gets a second name where the disk has them, instead of a copy; its bytes are
+        looked at all the same.
 
         Raises:
             PayloadError: other bytes than announced; nothing is kept.
@@ -42,30 +42,18 @@ class PayloadStore:
         """
         final = self.path(delta)
         part = final.with_name(final.name + ".part")
-        digest, size = hashlib.sha256(), 0
-        if verified:
-            part.unlink(missing_ok=True)
-            with suppress(OSError):  # a disk without links: a copy
-                os.link(source, part)
-                part.replace(final)
-                sync_folder(self.folder)
-                return final
+        part.unlink(missing_ok=True)
         try:
-            with source.open("rb") as reader, part.open("wb") as writer:
-                while chunk := reader.read(CHUNK):
-                    digest.update(chunk)
-                    size += len(chunk)
-                    if size > info.size_bytes:
-                        break
-                    writer.write(chunk)
-                if size != info.size_bytes or digest.hexdigest() != info.sha256:
-                    raise PayloadError(
-                        f"payload of delta {delta}: {info.size_bytes} bytes with SHA-256 "
-                        f"{info.sha256} were announced, {size} (or more) with "
-                        f"{digest.hexdigest()} came: damaged on the way; send it again"
-                    )
-                writer.flush()
-                os.fsync(writer.fileno())
+            if not (durable and _linked(source, part)):
+                _copy(source, part, limit_bytes=info.size_bytes)
+            with part.open("rb") as file:
+                size, digest = part.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest()
+            if size != info.size_bytes or digest != info.sha256:
+                raise PayloadError(
+                    f"payload of delta {delta}: {info.size_bytes} bytes with SHA-256 "
+                    f"{info.sha256} were announced, {size} (or more) with {digest} came: damaged "
+                    "on the way; send it again"
+                )
             part.replace(final)
         except (OSError, PayloadError):
             part.unlink(missing_ok=True)
@@ -90,3 +78,22 @@ class PayloadStore:
         for path in self.folder.iterdir():
             if path.name not in names:
                 path.unlink()
+
+
+def _linked(source: Path, part: Path) -> bool:
+    try:
+        os.link(source, part)
+    except OSError:  # a disk without links, or another disk
+        return False
+    return True
+
+
+def _copy(source: Path, part: Path, *, limit_bytes: int) -> None:
+    """A durable copy; of a file that is longer than announced one chunk more is enough."""
+    size = 0
+    with source.open("rb") as reader, part.open("wb") as writer:
+        while size <= limit_bytes and (chunk := reader.read(CHUNK)):
+            size += len(chunk)
+            writer.write(chunk)
+        writer.flush()
+        os.fsync(writer.fileno())

@@ -167,10 +167,13 @@ def retries_fit(config: Config) -> Iterator[str]:
 def url_fits_the_way(config: Config) -> Iterator[str]:
     """An object store is named where payloads go by one, and nowhere else."""
     transport = config.transport
-    if transport.kind == "file" and "://" not in transport.url:
+    scheme, _, rest = transport.url.partition("://")
+    lost = scheme in ("memory", "http", "https") or (scheme == "file" and rest[:1] != "/")
+    if transport.kind == "file" and (not rest or lost):
         yield (
-            f"transport.url={transport.url}: transport=file needs where, such as "
-            "s3://BUCKET/PATH or file:///PATH"
+            f"transport.url={transport.url}: transport=file needs a place that every site and the "
+            "central can write to and read from: s3://BUCKET/PATH, or file:///PATH of a folder "
+            "that they share"
         )
     if "@" in transport.url.partition("://")[2].partition("/")[0]:
         yield (

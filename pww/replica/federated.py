@@ -255,6 +255,8 @@ class FederatedExchange:
             log.error("a payload cannot be brought to the central: %s", fault)
             self._pause()
             return False
+        except OSError as fault:
+            raise PayloadError(f"{path} cannot be read: {fault.strerror}") from fault
         return True
 
     def _pause(self) -> None:

@@ -13,6 +13,11 @@ from pww.config.prepare import validate
 from pww.config.schema import Config
 from pww.errors import ConfigError
 
+NO_PLACE = (
+    "transport=file needs a place that every site and the central can write to and read from: "
+    "s3://BUCKET/PATH, or file:///PATH of a folder that they share"
+)
+
 BASES: dict[str, dict[str, Any]] = {}
 
 
@@ -79,11 +84,20 @@ CASES: list[tuple[dict[str, object], list[str]]] = [
     ),
     ({"transport.kind": "file", "transport.url": "s3://bucket/run"}, []),
     (
+        {"transport.kind": "file", "transport.url": "memory://x"},
+        [f"transport.url=memory://x: {NO_PLACE}"],
+    ),
+    (
+        {"transport.kind": "file", "transport.url": "file://relative/x"},
+        [f"transport.url=file://relative/x: {NO_PLACE}"],
+    ),
+    (
+        {"transport.kind": "file", "transport.url": "s3://"},
+        [f"transport.url=s3://: {NO_PLACE}"],
+    ),
+    (
         {"transport.kind": "file"},
-        [
-            "transport.url=none: transport=file needs where, such as s3://BUCKET/PATH or "
-            "file:///PATH"
-        ],
+        [f"transport.url=none: {NO_PLACE}"],
     ),
     (
         {"transport.url": "file:///shared/run"},

@@ -322,3 +322,39 @@ def test_many_begun_uploads_keep_few_files_open(
         house.send(data)
         house.commit(data)
         assert house.store.path(info_of(data).sha256).read_bytes() == data  # type: ignore[union-attr]
+
+
+def test_who_begins_and_never_ends_loses_the_oldest(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pww.central.blobs.MAX_BEGUN", 3)
+    for number in range(5):
+        house.clock.advance(1.0)
+        house.store.begin(f"{number:064x}", 0, replica="lumi/a")
+    house.store.begin("f" * 64, 0, replica="sara/a")
+    fault(house.store.upload, f"{1:064x}", 0, replica="lumi/a", status=409, text="no such upload")
+    for number in (2, 3, 4):
+        house.store.upload(f"{number:064x}", 0, replica="lumi/a")
+    house.store.upload("f" * 64, 0, replica="sara/a")
+
+
+def test_what_somebody_removed_is_not_there_and_is_brought_again(house: House) -> None:
+    """An object, an upload on its way, and a published file."""
+    info = info_of(A)
+    house.send(A)
+    house.commit(A)
+    (house.folder / "objects" / info.sha256).unlink()
+    assert house.store.path(info.sha256) is None
+    assert house.store.take(info.sha256) is None
+    assert not house.store.begin(info.sha256, len(A), replica="lumi/a").complete
+    house.send(A)
+    for path in (house.folder / "uploads").glob("*.part"):
+        path.unlink()
+    fault(house.commit, A, status=409, text="the upload is gone: begin again")
+    house.send(A)
+    house.commit(A)
+    theirs = house.folder / "published"
+    theirs.write_bytes(B)
+    house.store.publish(info_of(B), theirs)
+    theirs.write_bytes(B[:-1])
+    assert house.store.path(info_of(B).sha256) is None

@@ -229,6 +229,28 @@ def test_without_a_down_codec_there_are_no_updates(world, delta_of) -> None:
     assert world.merger.published.current.residual is None
 
 
+def test_a_restart_without_the_codec_sends_what_was_left_behind(
+    tmp_path, make_world, delta_of
+) -> None:
+    """theta is then what it would be if nothing had ever been encoded, to rounding."""
+    for name in ("whole", "mixed"):
+        (tmp_path / name).mkdir()
+    whole = make_world(tmp_path / "whole")
+    rounds(whole, delta_of, 3)
+    mixed = make_world(tmp_path / "mixed", down=DOWN)
+    site = mixed.join("a/x", "a" * 32)
+    for number in range(3):
+        if number == 2:
+            mixed.publishing["down"] = None
+            mixed.reopen()
+        site.deliver(delta_of(number + 1), tokens=100)
+        assert mixed.merger.maybe_close() is not None
+    here, there = (read(w.merger.published.current.theta, ["w"])["w"] for w in (mixed, whole))
+    assert np.allclose(here, there, atol=2e-6)
+    assert not read(mixed.merger.published.current.residual, ["w"])["w"].any()
+    assert mixed.merger.invitation("a/x", "phase", holds=2)[0].beside == "theta"
+
+
 class Shelf:
     """A shelf that remembers."""
 

@@ -15,12 +15,14 @@ def info_of(data: bytes) -> PayloadInfo:
     return PayloadInfo(codec="fp32", size_bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
 
 
-def test_a_payload_is_copied_found_and_dropped(tmp_path):
+@pytest.mark.parametrize("durable", [False, True])
+def test_a_payload_is_copied_or_linked_found_and_dropped(tmp_path, durable):
     store = PayloadStore(tmp_path / "s")
     data = b"x" * 9_000_000  # more than one chunk
     (tmp_path / "in").write_bytes(data)
-    path = store.put(ID, tmp_path / "in", info_of(data))
+    path = store.put(ID, tmp_path / "in", info_of(data), durable=durable)
     assert path.read_bytes() == data == (tmp_path / "in").read_bytes()
+    assert path.samefile(tmp_path / "in") == durable
     assert store.has(ID, info_of(data))
     assert not store.has(ID, info_of(b"other"))
     assert not store.has("f" * 32, info_of(data))
@@ -29,12 +31,13 @@ def test_a_payload_is_copied_found_and_dropped(tmp_path):
     assert not store.has(ID, info_of(data))
 
 
+@pytest.mark.parametrize("durable", [False, True])
 @pytest.mark.parametrize("came", [b"", b"ab", b"abx", b"abcd", b"abc" * 3_000_000])
-def test_other_bytes_than_announced_are_not_kept(tmp_path, came):
+def test_other_bytes_than_announced_are_not_kept(tmp_path, came, durable):
     store = PayloadStore(tmp_path / "s")
     (tmp_path / "in").write_bytes(came)
     with pytest.raises(PayloadError, match=r"3 bytes with SHA-256 .* were announced, \d+"):
-        store.put(ID, tmp_path / "in", info_of(b"abc"))
+        store.put(ID, tmp_path / "in", info_of(b"abc"), durable=durable)
     assert list((tmp_path / "s").iterdir()) == []
 
 
