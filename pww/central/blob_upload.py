@@ -9,7 +9,9 @@ import errno
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import google_crc32c
 
@@ -26,6 +28,10 @@ class BlobFault(PwwError):
     def __init__(self, message: str, *, status: int) -> None:
         self.status = status
         super().__init__(message)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Keeps `status` when the error travels from rank to rank."""
+        return partial(type(self), status=self.status), (str(self),)
 
 
 class Upload:

@@ -64,7 +64,9 @@ def test_two_sites_have_the_centrals_bits_with_few_bytes(
         final = json.loads((project.outputs / "central/final/theta.json").read_text())
         assert final["state_hash"] in {path.name for path in shared.iterdir()}
         chain = {path.stem for path in (state / "updates").glob("*.payload")}
-        assert len(list(shared.iterdir())) == 1 + len(chain), "what is merged is not kept"
+        names = {path.name for path in shared.iterdir()}
+        # theta, the one before for who is still at it, and their updates
+        assert 1 + len(chain) <= len(names) <= 3 + len(chain), "what is merged is not kept"
     if way == "blob":
         replayed = project.run("-m", "pww.central", "replay", "outputs/central")
         assert "the run's theta, bit for bit" in replayed.stdout

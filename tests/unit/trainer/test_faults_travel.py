@@ -5,6 +5,7 @@ from copy import copy
 import pytest
 
 from pww import errors
+from pww.central.blob_upload import BlobFault
 from pww.central.merge import Overflow
 from pww.errors import ConfigError, PwwError, Refused
 
@@ -18,6 +19,8 @@ def example(kind: type[PwwError]) -> PwwError:
         return ConfigError(["a=1: too small", "b=2: too large"])
     if kind is Refused:
         return Refused("the central said no", code="closed")
+    if kind is BlobFault:
+        return BlobFault("no room", status=507)
     if kind is Overflow:
         return Overflow("weight", "0" * 32)
     return kind("what happened")
