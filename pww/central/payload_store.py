@@ -44,10 +44,12 @@ class PayloadStore:
         part = final.with_name(final.name + ".part")
         part.unlink(missing_ok=True)
         try:
-            if not (durable and _linked(source, part)):
-                _copy(source, part, limit_bytes=info.size_bytes)
-            with part.open("rb") as file:
-                size, digest = part.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest()
+            if durable and _linked(source, part):
+                with part.open("rb") as file:
+                    digest = hashlib.file_digest(file, "sha256").hexdigest()
+            else:
+                digest = _copy(source, part, limit_bytes=info.size_bytes)
+            size = part.stat().st_size
             if size != info.size_bytes or digest != info.sha256:
                 raise PayloadError(
                     f"payload of delta {delta}: {info.size_bytes} bytes with SHA-256 "
@@ -88,12 +90,14 @@ def _linked(source: Path, part: Path) -> bool:
     return True
 
 
-def _copy(source: Path, part: Path, *, limit_bytes: int) -> None:
-    """A durable copy; of a file that is longer than announced one chunk more is enough."""
-    size = 0
+def _copy(source: Path, part: Path, *, limit_bytes: int) -> str:
+    """A durable copy and its SHA-256; of a file that is too long one chunk more is enough."""
+    digest, size = hashlib.sha256(), 0
     with source.open("rb") as reader, part.open("wb") as writer:
         while size <= limit_bytes and (chunk := reader.read(CHUNK)):
             size += len(chunk)
+            digest.update(chunk)
             writer.write(chunk)
         writer.flush()
         os.fsync(writer.fileno())
+    return digest.hexdigest()

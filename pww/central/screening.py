@@ -16,7 +16,7 @@ import torch
 
 from pww.codec import require_finite
 from pww.errors import PayloadError
-from pww.transport.fingerprint import PIECE, Fingerprint
+from pww.transport.fingerprint import Fingerprint
 from pww.transport.payload import PayloadReader
 from pww.wire import PayloadInfo
 
@@ -94,33 +94,15 @@ class Screened:
 
 
 class Pieces:
-    """Reads a payload once, from the first tensor to the last, and takes its fingerprint.
-
-    Only one piece at a time is in memory, in the same buffers.
-    """
+    """Reads a payload once, from the first tensor to the last, and takes its fingerprint."""
 
     def __init__(self, reader: PayloadReader) -> None:
         self.reader = reader
         self._fingerprint = Fingerprint()
-        assert PIECE % reader.granule == 0, "pieces start where a run may start"
-        self._buffers = reader.buffers(PIECE)
 
     def of(self, name: str) -> Iterator[torch.Tensor]:
-        """A tensor's decoded values, flat, up to `PIECE` at a time; each lasts until the next.
-
-        Raises:
-            PayloadError: its codec did not write that, by name.
-        """
-        total = math.prod(self.reader.shapes[name])
-        for start in range(0, max(total, 1), PIECE):  # an empty tensor is one empty piece
-            size = min(PIECE, total - start)
-            parts = self.reader.fill(self._buffers, name, start=start, size=size)
-            for part in parts.values():
-                self._fingerprint.add(part)
-            try:
-                yield self.reader.decode(parts, (size,))
-            except PayloadError as fault:
-                raise PayloadError(f"tensor {name}: {fault}") from fault
+        """As `PayloadReader.pieces`."""
+        return self.reader.pieces(name, seen=self._fingerprint.add)
 
     def fingerprint(self) -> str:
         """Of everything that was read."""

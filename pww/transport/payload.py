@@ -174,6 +174,7 @@ class PayloadReader:
 
     def __init__(self, path: Path, info: PayloadInfo, *, hashed: bool = True) -> None:
         self._codec = codec_named(info.codec)
+        self._buffers: dict[str, torch.Tensor] = {}  # of a piece
         self._reader = TensorReader(path)
         try:
             if hashed:
@@ -230,13 +231,31 @@ class PayloadReader:
         """
         return self._codec.decode(parts, shape)
 
-    def pieces(self, name: str) -> Iterator[torch.Tensor]:
-        """A tensor's decoded values, flat, up to `PIECE` at a time; each lasts until the next."""
-        size = math.prod(self.shapes[name])
-        buffers = self.buffers(min(PIECE, size))
-        for start in range(0, max(size, 1), PIECE):  # an empty tensor is one empty piece
-            here = min(PIECE, size - start)
-            yield self.decode(self.fill(buffers, name, start=start, size=here), (here,))
+    def pieces(
+        self, name: str, *, seen: Callable[[torch.Tensor], None] = lambda part: None
+    ) -> Iterator[torch.Tensor]:
+        """A tensor's decoded values, flat, up to `PIECE` at a time; each lasts until the next.
+
+        One piece is in memory, in the same buffers for all tensors. `seen` gets each part as it
+        lies in the file.
+
+        Raises:
+            PayloadError: its codec did not write that, by name.
+        """
+        assert PIECE % self.granule == 0, "pieces start where a run may start"
+        if not self._buffers:
+            largest = max((math.prod(shape) for shape in self.shapes.values()), default=0)
+            self._buffers = self.buffers(min(PIECE, largest))
+        total = math.prod(self.shapes[name])
+        for start in range(0, max(total, 1), PIECE):  # an empty tensor is one empty piece
+            size = min(PIECE, total - start)
+            parts = self.fill(self._buffers, name, start=start, size=size)
+            for part in parts.values():
+                seen(part)
+            try:
+                yield self.decode(parts, (size,))
+            except PayloadError as fault:
+                raise PayloadError(f"tensor {name}: {fault}") from fault
 
     def close(self) -> None:
         """Lets go of the file."""
