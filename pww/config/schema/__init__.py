@@ -1,0 +1,67 @@
+"""The frozen, strict shape of a configuration; every value's home is `conf/`, so no defaults here.
+
+Hydra's structured configs drop unknown `+keys` silently and know no `Literal`; pydantic refuses
+both. One class per config group; a variant is a discriminated union over `kind`. No torch.
+"""
+
+from pww.config.schema.base import Decay, Fraction, Name, Port, Positive, Rate, Seconds, Section
+from pww.config.schema.central import Central, Role, Security
+from pww.config.schema.codec import (
+    CoarseCodec,
+    Codec,
+    DctCodec,
+    ExactCodec,
+    Keep,
+    LossyCodec,
+    RandomKCodec,
+    TopKCodec,
+)
+from pww.config.schema.data import BpeTokenizer, Data, FileTokenizer
+from pww.config.schema.model import CustomModel, Model, Optim, Parallel, ShippedModel
+from pww.config.schema.outer import Darl, Diloco, Outer, Transport
+from pww.config.schema.run import Checkpoint, Config, Evaluation, Metrics, Run, Wandb
+from pww.config.schema.site import InPlace, Partition, Site, Slurm
+
+__all__ = [
+    "BpeTokenizer",
+    "Central",
+    "Checkpoint",
+    "CoarseCodec",
+    "Codec",
+    "Config",
+    "CustomModel",
+    "Darl",
+    "Data",
+    "DctCodec",
+    "Decay",
+    "Diloco",
+    "Evaluation",
+    "ExactCodec",
+    "FileTokenizer",
+    "Fraction",
+    "InPlace",
+    "Keep",
+    "LossyCodec",
+    "Metrics",
+    "Model",
+    "Name",
+    "Optim",
+    "Outer",
+    "Parallel",
+    "Partition",
+    "Port",
+    "Positive",
+    "RandomKCodec",
+    "Rate",
+    "Role",
+    "Run",
+    "Seconds",
+    "Section",
+    "Security",
+    "ShippedModel",
+    "Site",
+    "Slurm",
+    "TopKCodec",
+    "Transport",
+    "Wandb",
+]

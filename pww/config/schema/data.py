@@ -1,0 +1,36 @@
+"""A corpus of text and its tokenizer."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from pww.config.schema.base import Name, Section
+
+
+class BpeTokenizer(Section):
+    """Byte-level BPE trained on the corpus itself."""
+
+    kind: Literal["bpe"]
+    vocab_size: Annotated[int, Field(ge=256, le=2**20)]
+
+
+class FileTokenizer(Section):
+    """A Hugging Face `tokenizer.json` that is here already."""
+
+    kind: Literal["file"]
+    path: str
+
+
+class Data(Section):
+    """A corpus of text."""
+
+    name: Name
+    kind: Literal["pydocs", "text", "jsonl"]
+    files: Annotated[
+        tuple[str, ...], Field(strict=False)
+    ]  # globs, below one of `roots`; [] for pydocs
+    roots: Annotated[tuple[str, ...], Field(strict=False)]
+    cache: str  # tokenised corpora are kept below it
+    tokenizer: Annotated[BpeTokenizer | FileTokenizer, Field(discriminator="kind")]
+    held_out: Annotated[float, Field(gt=0, lt=0.5)]  # share of the windows kept for evaluation
+    max_windows: Annotated[int, Field(ge=0)]  # 0: all

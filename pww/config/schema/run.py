@@ -1,0 +1,83 @@
+"""One run, complete."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, StringConstraints
+
+from pww.config.schema.base import Name, Positive, Section
+from pww.config.schema.central import Central
+from pww.config.schema.codec import Codec
+from pww.config.schema.data import Data
+from pww.config.schema.model import Model, Optim, Parallel
+from pww.config.schema.outer import Darl, Diloco, Transport
+from pww.config.schema.site import Site
+
+
+class Run(Section):
+    """What this run is called and where it lands."""
+
+    name: Annotated[
+        str,
+        StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"),
+        Field(description="auto, or 1 to 64 of letters, digits, . _ -, not starting with . _ -"),
+    ]  # "auto": the time of the start
+    root: str  # run folders are made below it
+
+
+class Evaluation(Section):
+    """Held-out evaluation at theta_outer."""
+
+    max_windows: Positive
+    every_rounds: Positive
+
+
+class Wandb(Section):
+    """Where the metrics go besides metrics.jsonl."""
+
+    mode: Literal["offline", "online", "disabled"]
+    project: Annotated[
+        str,
+        StringConstraints(pattern=r"^[^/\\\\#?%:]{1,128}$"),
+        Field(description="1 to 128 characters without / \\ # ? % :"),
+    ]
+
+
+class Metrics(Section):
+    """What is written down."""
+
+    every_steps: Positive
+    wandb: Wandb
+
+
+class Checkpoint(Section):
+    """The run's own folder."""
+
+    keep: Annotated[int, Field(ge=2)]  # complete checkpoints that stay on disk
+
+
+class Config(Section):
+    """One run, complete: what every process of it reads."""
+
+    replica: Name  # id within the site; the full id is site/replica
+    seed: Annotated[int, Field(ge=0, lt=2**31)]
+    resume: str  # "none", "auto", or the run folder to go on with
+    dry: bool
+    run: Run
+    site: Site
+    model: Model
+    parallel: Parallel
+    diloco: Diloco
+    darl: Darl
+    transport: Transport
+    data: Data
+    optim: Optim
+    codec: Codec
+    evaluation: Evaluation
+    metrics: Metrics
+    checkpoint: Checkpoint
+    central: Central
+
+    @property
+    def replica_id(self) -> str:
+        """`site/replica`: the stream's name across requeues."""
+        return f"{self.site.name}/{self.replica}"

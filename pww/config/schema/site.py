@@ -1,0 +1,63 @@
+"""Facts of one machine and of its queue."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, StringConstraints
+
+from pww.config.schema.base import Name, Positive, Section
+
+
+class Partition(Section):
+    """What comes with one partition of a queue."""
+
+    cores_per_gpu: Positive
+    whole_nodes: bool  # nothing less than a node
+    own_memory: bool  # memory comes with the GPUs; asking for all of the node's is refused
+    max_hours: Annotated[float, Field(gt=0)]
+
+
+class Slurm(Section):
+    """What a queue needs to know; ids stay strings."""
+
+    kind: Literal["slurm"]
+    partition: str
+    account: str
+    time: Annotated[
+        str,
+        StringConstraints(pattern=r"^([0-9]+-)?[0-9]{1,3}:[0-5][0-9]:[0-5][0-9]$"),
+        Field(description="[days-]hours:minutes:seconds, in quotes"),
+    ]
+    memory: str  # "0": all of the node's; "": it comes with the GPUs
+    gpus_per_node: Positive
+    node_gpus: Positive  # GPUs of a whole node
+    cpu_bind: Literal["none", "cores", "threads", "sockets"]  # where no masks apply
+    distribution: str
+    exclusive: bool
+    signal_s: Positive  # the job is told to stop this long before its limit
+    partitions: dict[str, Partition]
+    setup: Annotated[tuple[str, ...], Field(strict=False)]  # lines of shell before srun
+    python: str  # interpreter, with its container prefix if any
+
+
+class InPlace(Section):
+    """No queue: runs where it is started."""
+
+    kind: Literal["none"]
+
+
+class Site(Section):
+    """Facts of one machine."""
+
+    name: Name
+    device: Literal["cpu", "cuda", "rocm"]
+    num_nodes: Positive
+    ranks: Positive  # what parallel.ranks is unless it is given
+    ranks_per_node: Positive
+    cores_per_rank: Positive
+    node_cores: Positive  # that a job may use
+    reserved_cores: Annotated[tuple[int, ...], Field(strict=False)]  # the operating system's
+    cpu_masks: Annotated[
+        tuple[str, ...], Field(strict=False)
+    ]  # one hex mask a local rank; full nodes
+    interface: str  # network interface prefix for collectives, "" to let the library find it
+    queue: Annotated[Slurm | InPlace, Field(discriminator="kind")]
