@@ -1,13 +1,15 @@
-"""A generation being written: its files hashed and written beside the arithmetic.
+"""A generation being written by several threads, each file in order, hashed on the way.
 
-BLAKE3 and the copy into the page cache take longer than the outer step, and both let go of the
-interpreter. So each file has a thread of its own, which gets pieces in order while the caller
-computes the next ones; a few recycled sets of buffers are all the memory in flight. A small model's
-pieces are written in the caller's thread: starting threads would cost more.
+Whoever computed a piece appends it: what was just made is in that core's cache, and no thread is
+for one file alone, so that all cores have the same to do. A piece that is early waits in one of a
+few recycled sets of buffers, which are all the memory in flight (`Turns`). A thread of its own lets
+the disk begin early. A small model's pieces are written in the caller's thread: starting threads
+would cost more.
 """
 
 import math
-from collections import deque
+import os
+import threading
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -16,14 +18,17 @@ from pathlib import Path
 
 import torch
 
+from pww.central.turns import Turns
 from pww.codec import Codec
-from pww.transport.fingerprint import PIECE, Fingerprint
+from pww.transport.fingerprint import PIECE, Fingerprint, mark
 from pww.transport.payload import EXACT, PayloadWriter
 from pww.transport.tensorfile import TensorWriter
 from pww.wire import PayloadInfo
 
-SETS = 4
-"""Sets of buffers in flight."""
+MAX_WORKERS = 4
+"""Threads that compute; more would wait for the interpreter."""
+SPARE = 2
+"""Sets of buffers beside those that are being filled."""
 FLUSH_BYTES = 64 << 20
 """A file's bytes go to the disk when that many are new, so that the end has little to wait for."""
 SMALL_BYTES = 8 << 20
@@ -32,6 +37,10 @@ THETA, MOMENTUM, RESIDUAL = "theta.safetensors", "momentum.safetensors", "residu
 UPDATE = "update.payload"
 Buffers = tuple[torch.Tensor, ...]
 Parts = Mapping[str, torch.Tensor]
+
+
+class Over(Exception):
+    """Another thread gave the draft up, and tells why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +56,8 @@ class Finished:
 class Draft:
     """A generation being written, in the order of its shapes: whole tensors, or pieces of them.
 
-    With a `down` codec it has a residual as well, and the update that sites download.
+    With a `down` codec it has a residual as well, and the update that sites download. `buffers`,
+    `put` and `stop` may be called by `workers` threads at once.
     """
 
     def __init__(
@@ -67,12 +77,15 @@ class Draft:
             raise
         sizes = [math.prod(shape) for shape in shapes.values()]
         self._piece = min(PIECE, max(sizes, default=0))
-        self._lanes: tuple[ThreadPoolExecutor, ...] = ()
-        if 4 * sum(sizes) > SMALL_BYTES:
-            self._lanes = tuple(ThreadPoolExecutor(1, thread_name_prefix="merge") for _ in names)
-        self._free: deque[Buffers] = deque()
-        self._busy: deque[tuple[list[Future[None]], Buffers]] = deque()
+        large = 4 * sum(sizes) > SMALL_BYTES
+        self.workers = min(MAX_WORKERS, os.cpu_count() or 1) if large else 1
+        self._flusher = ThreadPoolExecutor(1, thread_name_prefix="flush") if large else None
+        self._flushes: list[Future[None]] = []
         self._unflushed = 0
+        self._turns = [Turns() for _ in names]
+        self._changed = threading.Condition()
+        self._free: list[Buffers] = []
+        self._num_sets, self._over = 0, False
 
     def add(self, name: str, *, theta: torch.Tensor, momentum: torch.Tensor) -> None:
         """Appends one whole tensor and its momentum; for a draft without a down codec."""
@@ -80,49 +93,71 @@ class Draft:
             file.add(name, tensor)
 
     def buffers(self) -> Buffers:
-        """Memory for a piece of theta, of momentum and of a residual; they are `put`'s next.
+        """Memory for a piece of theta, of momentum and of a residual, once there is some.
+
+        They are for the `put` of the next piece that nobody has begun: begin one only afterwards,
+        or all that there are may wait for it.
 
         Raises:
-            OSError: an earlier piece could not be written.
+            Over: nothing will be written any more.
         """
-        if self._free:
-            return self._free.popleft()
-        if not self._lanes or len(self._busy) < SETS:
-            return tuple(torch.empty(self._piece) for _ in self._files)
-        return self._reclaim()
+        with self._changed:
+            while not self._free and self._num_sets == self.workers + SPARE and not self._over:
+                self._changed.wait()
+            if self._over:
+                raise Over
+            if self._free:
+                return self._free.pop()
+            self._num_sets += 1
+        return tuple(torch.empty(self._piece) for _ in self._files)
 
-    def put(self, name: str, buffers: Buffers, size: int, *, update: Parts | None = None) -> None:
+    def put(
+        self, number: int, name: str, buffers: Buffers, size: int, *, update: Parts | None = None
+    ) -> None:
         """Appends the first `size` values of `buffers`, which are taken back, and their update.
 
+        Pieces may come in any order; `number` counts them from 0 in the order of the file.
+
         Raises:
-            OSError: it could not be written.
+            OSError: this piece, or an earlier one that was left to this thread, was not written.
         """
-        self._unflushed += 4 * size
-        flush = bool(self._lanes) and self._unflushed >= FLUSH_BYTES
-        if flush:
-            self._unflushed = 0
-        jobs = [
-            partial(file.extend, name, buffer[:size], flush=flush)
-            for file, buffer in zip(self._files, buffers, strict=True)
-        ]
-        if self._update is not None:
-            assert update is not None, "a down codec has an update for every piece"
-            jobs[-1] = partial(
-                _both, jobs[-1], partial(self._update.extend, name, update, num_values=size)
-            )
-        if self._lanes:
-            tasks = [lane.submit(job) for lane, job in zip(self._lanes, jobs, strict=True)]
-            self._busy.append((tasks, buffers))
-            return
-        for job in jobs:
-            job()
-        self._free.append(buffers)
+        marks = [file.mark(buffer[:size]) for file, buffer in self._pairs(buffers)]
+        used = _Count(len(self._files))
+
+        def append(at: int) -> None:
+            self._files[at].extend(name, buffers[at][:size], marks[at])
+            if at == 0:
+                self._flush_now_and_then(4 * size)
+            if at == len(self._files) - 1 and self._update is not None:
+                assert update is not None, "a down codec has an update for every piece"
+                self._update.extend(name, update, num_values=size)
+            if used.down():
+                with self._changed:
+                    self._free.append(buffers)
+                    self._changed.notify()
+
+        for at, turns in enumerate(self._turns):
+            turns.bring(number, partial(append, at))
+
+    def give_back(self, buffers: Buffers) -> None:
+        """For who took them and has nothing to put."""
+        with self._changed:
+            self._free.append(buffers)
+            self._changed.notify()
+
+    def stop(self) -> None:
+        """Whoever waits for buffers stops doing so: a piece will never come."""
+        with self._changed:
+            self._over = True
+            self._changed.notify_all()
 
     def finish(self) -> Finished:
-        """What the files are; they are whole and durable."""
-        while self._busy:
-            self._free.append(self._reclaim())
-        self._stop()
+        """What the files are; they are whole and durable.
+
+        Raises:
+            OSError: they could not be written.
+        """
+        self._end_flushes()
         theta, *others = (file.close() for file in self._files)
         info = PayloadInfo(codec=EXACT, size_bytes=theta.size_bytes, digest=theta.known_by)
         if self._update is None:
@@ -131,8 +166,12 @@ class Draft:
 
     def abort(self) -> None:
         """Gives up; safe to call twice."""
-        self._stop()
+        if self._flusher is not None:
+            self._flusher.shutdown(cancel_futures=True)
         self._abort_files()
+
+    def _pairs(self, buffers: Buffers) -> "zip[tuple[_File, torch.Tensor]]":
+        return zip(self._files, buffers, strict=True)
 
     def _abort_files(self) -> None:
         for file in self._files:
@@ -140,16 +179,35 @@ class Draft:
         if self._update is not None:
             self._update.abort()
 
-    def _reclaim(self) -> Buffers:
-        jobs, buffers = self._busy.popleft()
-        for job in jobs:
-            job.result()
-        return buffers
+    def _flush_now_and_then(self, num_bytes: int) -> None:
+        """In the turn of the first file."""
+        self._unflushed += num_bytes
+        if self._flusher is None or self._unflushed < FLUSH_BYTES:
+            return
+        if self._flushes and not self._flushes[-1].done():
+            return  # the disk is at it
+        self._unflushed = 0
+        self._flushes = [one for one in self._flushes if one.done() and one.exception() is not None]
+        self._flushes += [self._flusher.submit(file.flush) for file in self._files]
 
-    def _stop(self) -> None:
-        for lane in self._lanes:
-            lane.shutdown(wait=True, cancel_futures=True)
-        self._busy.clear()
+    def _end_flushes(self) -> None:
+        """What the disk could not take is told once: to the flush."""
+        if self._flusher is not None:
+            self._flusher.shutdown()
+            for one in self._flushes:
+                one.result()
+
+
+class _Count:
+    """Counts down; the file that is the last to be done with a set of buffers frees it."""
+
+    def __init__(self, left: int) -> None:
+        self._lock, self._left = threading.Lock(), left
+
+    def down(self) -> bool:
+        with self._lock:
+            self._left -= 1
+            return self._left == 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,18 +224,20 @@ class _File:
     ) -> None:
         self._writer = TensorWriter(path, layout, {}, hashed=hashed)
         self._fingerprint = None if hashed else Fingerprint()
+        self.flush = self._writer.flush
 
     def add(self, name: str, tensor: torch.Tensor) -> None:
         self._writer.add(name, tensor)
         if self._fingerprint is not None:
             self._fingerprint.add_all(tensor)
 
-    def extend(self, name: str, values: torch.Tensor, *, flush: bool) -> None:
+    def mark(self, values: torch.Tensor) -> bytes:
+        return b"" if self._fingerprint is None else mark(values)
+
+    def extend(self, name: str, values: torch.Tensor, marked: bytes) -> None:
         if self._fingerprint is not None:
-            self._fingerprint.add(values)
+            self._fingerprint.add_mark(marked)
         self._writer.extend(name, values)
-        if flush:
-            self._writer.flush()
 
     def close(self) -> _Closed:
         written = self._writer.close()
@@ -186,8 +246,3 @@ class _File:
 
     def abort(self) -> None:
         self._writer.abort()
-
-
-def _both(first: partial[None], second: partial[None]) -> None:
-    first()
-    second()

@@ -7,21 +7,17 @@ again: nothing of it was published. Memory: a dozen pieces of 2 MiB, whatever th
 """
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-
-from pww.central.downcast import Downcast
 from pww.central.draft import Draft
 from pww.central.generations import Generation, Generations
-from pww.central.screening import Opened, Pieces, Screened, inspect, one_thread, square_sum
-from pww.codec import Codec, is_finite
+from pww.central.merge_pieces import Changed, NotFiniteStep, Step, Unmergeable, merge_pieces
+from pww.central.screening import Opened, Screened, inspect
+from pww.codec import Codec
 from pww.config import schema
 from pww.errors import NotFiniteError, PayloadError
-from pww.outer import add_weighted_, get_optimizer, norm_clips, weights
-from pww.transport.fingerprint import PIECE
+from pww.outer import get_optimizer, norm_clips, weights
 from pww.transport.tensorfile import TensorReader
 
 
@@ -44,12 +40,6 @@ class MergeResult:
     agreement: float
 
 
-class Unmergeable(PayloadError):
-    """The merge cannot go on with `delta`."""
-
-    delta: str
-
-
 class Overflow(NotFiniteError, Unmergeable):
     """The step would leave a value that is not finite; `delta` is the one to leave out."""
 
@@ -60,21 +50,6 @@ class Overflow(NotFiniteError, Unmergeable):
     def __reduce__(self) -> tuple[type["Overflow"], tuple[str, str]]:
         """Keeps both when the error travels from rank to rank."""
         return type(self), (self.tensor, self.delta)
-
-
-class Changed(Unmergeable):
-    """The payload of `delta` is not, or not any more, what was inspected on receipt."""
-
-    def __init__(self, delta: str) -> None:
-        self.delta = delta
-        super().__init__(
-            "its payload changed on the central's disk after it was received and found right: "
-            "look for a failing disk"
-        )
-
-    def __reduce__(self) -> tuple[type["Changed"], tuple[str]]:
-        """Keeps the delta when the error travels from rank to rank."""
-        return type(self), (self.delta,)
 
 
 def merge_finite(
@@ -132,41 +107,14 @@ def merge(
         clips,
     )
     partial = all(d.partial for d in staged)
-    optimizer = get_optimizer(diloco.outer, contributors=len({d.replica for d in staged}))
-    deltas = _Deltas(usable, share)
-    total = 0.0
-    with ExitStack() as stack:
-        stack.enter_context(one_thread())
-        thetas = stack.enter_context(TensorReader(base.theta))
-        momenta = stack.enter_context(TensorReader(base.momentum))
-        downcast = None
-        if down is not None:
-            path = base.residual
-            past = None if path is None else stack.enter_context(TensorReader(path))
-            downcast = Downcast(down, past, piece=PIECE)
-        for name in thetas.names:
-            start = 0
-            for mean in deltas.means(name):
-                size = mean.numel()
-                buffers = out.buffers()
-                theta, momentum, *residual = (buffer[:size] for buffer in buffers)
-                thetas.read(name, theta, start=start)
-                momenta.read(name, momentum, start=start)
-                total += square_sum(mean)
-                if downcast is not None:
-                    downcast.remember(theta)
-                optimizer.step(theta, momentum, mean, partial=partial)
-                if not (is_finite(theta) and is_finite(momentum)):
-                    raise _blame(name, usable)
-                update = None
-                if downcast is not None:
-                    try:
-                        update = downcast.update(name, theta, residual[0], start=start)
-                    except NotFiniteError:
-                        raise _blame(name, usable) from None
-                out.put(name, buffers, size, update=update)
-                start += size
-    deltas.verify()
+    step = Step(
+        optimizer=get_optimizer(diloco.outer, contributors=len({d.replica for d in staged})),
+        partial=partial, share=share,
+    )  # fmt: skip
+    try:
+        total = merge_pieces(base, usable, step=step, out=out, down=down)
+    except NotFiniteStep as fault:
+        raise _blame(fault.tensor, usable) from None
     travelled = math.fsum(p * norm for p, norm in zip(share, norms, strict=True))
     return MergeResult(
         merged=tuple(d.delta for d in staged),
@@ -178,34 +126,6 @@ def merge(
         avg_delta_norm=travelled / math.fsum(share),
         agreement=math.sqrt(total) / travelled if travelled else 1.0,
     )
-
-
-class _Deltas:
-    """The deltas of one merge, read once from the first tensor to the last."""
-
-    def __init__(self, usable: Sequence[Opened], share: Sequence[float]) -> None:
-        self._usable, self._share = usable, share
-        self._sources = [Pieces(one.reader) for one in usable]
-        self._mean = torch.empty(PIECE)
-
-    def means(self, name: str) -> Iterator[torch.Tensor]:
-        """The weighted mean of a tensor, flat, up to `PIECE` values at a time, in one buffer."""
-        for parts in zip(*(source.of(name) for source in self._sources), strict=True):
-            mean = self._mean[: parts[0].numel()]
-            torch.mul(parts[0], self._share[0], out=mean)
-            for part, weight in zip(parts[1:], self._share[1:], strict=True):
-                add_weighted_(mean, part, weight)
-            yield mean
-
-    def verify(self) -> None:
-        """Lets payloads pass that were what was inspected; call it after the last tensor.
-
-        Raises:
-            Changed: one was not.
-        """
-        for one, source in zip(self._usable, self._sources, strict=True):
-            if source.fingerprint() != one.checked.fingerprint:
-                raise Changed(one.staged.delta)
 
 
 def _blame(name: str, usable: Sequence[Opened]) -> Unmergeable:

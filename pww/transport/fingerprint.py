@@ -13,7 +13,7 @@ import torch
 
 from pww.transport.tensorfile import TensorReader, byte_view
 
-PIECE = 1 << 19
+PIECE = 1 << 16
 """Values of a tensor taken together, 2 MiB of fp32. Another number gives other fingerprints."""
 
 
@@ -25,11 +25,11 @@ class Fingerprint:
 
     def add(self, piece: torch.Tensor) -> None:
         """Takes in up to `PIECE` values of a tensor."""
-        data = byte_view(piece)
-        whole = len(data) // 8 * 8
-        words = np.frombuffer(data[:whole], dtype=np.int64).sum()
-        self._hash.update(int(words).to_bytes(8, "little", signed=True))
-        self._hash.update(data[whole:])
+        self.add_mark(mark(piece))
+
+    def add_mark(self, marked: bytes) -> None:
+        """Takes in a piece by its `mark`."""
+        self._hash.update(marked)
 
     def add_all(self, tensor: torch.Tensor) -> None:
         """Takes in a whole tensor; an empty one is an empty piece."""
@@ -39,6 +39,14 @@ class Fingerprint:
     def hexdigest(self) -> str:
         """The fingerprint of what was added."""
         return self._hash.hexdigest()
+
+
+def mark(piece: torch.Tensor) -> bytes:
+    """What a fingerprint takes in of a piece: its sum, and the bytes that fill no word."""
+    data = byte_view(piece)
+    whole = len(data) // 8 * 8
+    words = np.frombuffer(data[:whole], dtype=np.int64).sum()
+    return int(words).to_bytes(8, "little", signed=True) + bytes(data[whole:])
 
 
 def fingerprint(path: Path) -> str:
