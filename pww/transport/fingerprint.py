@@ -13,7 +13,7 @@ import torch
 
 from pww.transport.tensorfile import TensorReader, byte_view
 
-PIECE = 1 << 16
+PIECE = 1 << 19
 """Values of a tensor taken together, 2 MiB of fp32. Another number gives other fingerprints."""
 
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from pww.central import draft as draft_module
-from pww.central import screening
+from pww.central import merge_pieces, screening
 from pww.central.draft import Draft
 from pww.central.generations import Generations, name_of
-from pww.central.merge import Changed, Overflow, merge_finite
+from pww.central.merge import Changed, Overflow, merge, merge_finite
 from pww.central.screening import StagedPayload, inspect, screen
 from pww.codec import codec_named
 from pww.codec.bf16 import Bf16
@@ -23,8 +23,9 @@ from pww.transport.payload import write_payload
 from pww.transport.tensorfile import TensorReader, state_hash
 
 F = np.float32
-LARGE = {"long": (5, PIECE // 2 + 7), "empty": (0, 3), "short": (3,), "one": ()}
+LARGE = {"long": (9, PIECE // 2 + 7), "empty": (0, 3), "short": (3,), "one": ()}
 """Over `SMALL_BYTES` in all, a tensor over a few pieces, and odd ends."""
+assert 4 * math.prod(LARGE["long"]) > draft_module.SMALL_BYTES
 
 
 def values(shapes, seed):
@@ -135,12 +136,13 @@ def test_parts_that_no_codec_wrote_are_left_out_by_name(tmp_path, bad):
 def test_a_disk_that_fails_in_a_thread_is_told_and_leaves_nothing(tmp_path, monkeypatch):
     bench = Bench(tmp_path, LARGE)
     bench.add("a/x", values(LARGE, 1))
+    monkeypatch.setattr(draft_module.os, "cpu_count", lambda: 3)
     put, calls = draft_module._File.extend, iter(range(100))
 
-    def full(file, *args, **kwargs):
+    def full(file, *args):
         if file._fingerprint is not None and next(calls) == 2:
             raise OSError(28, "No space left on device")
-        put(file, *args, **kwargs)
+        put(file, *args)
 
     monkeypatch.setattr(draft_module._File, "extend", full)
     with pytest.raises(OSError, match="No space left"):
@@ -148,34 +150,134 @@ def test_a_disk_that_fails_in_a_thread_is_told_and_leaves_nothing(tmp_path, monk
     assert [path.name for path in (tmp_path / "generations").iterdir()] == ["round-000000"]
 
 
-def test_buffers_are_used_again_and_flushing_changes_nothing(tmp_path, monkeypatch):
+@pytest.mark.parametrize("cores", [1, 2, 3, 9])
+def test_any_number_of_threads_gives_the_same_bits(tmp_path, monkeypatch, cores):
     monkeypatch.setattr(draft_module, "FLUSH_BYTES", 1 << 20)
-    monkeypatch.setattr(draft_module, "SETS", 1)
+    monkeypatch.setattr(draft_module, "SPARE", 0)
+    monkeypatch.setattr(draft_module.os, "cpu_count", lambda: cores)
     bench = Bench(tmp_path, LARGE)
-    a = values(LARGE, 1)
+    a, b = values(LARGE, 1), values(LARGE, 2)
     bench.add("a/x", a)
+    bench.add("b/y", b)
     bench.merge()
-    bench.check([a], [1.0])
+    bench.check([a, b], [0.5, 0.5])
 
 
-def test_a_buffer_comes_back_only_when_it_was_written(tmp_path, monkeypatch):
-    """The writer is held up: whoever computes gets other memory until all sets are in flight."""
-    go = threading.Event()
-    put = draft_module._File.extend
-    held = lambda file, *a, **k: go.wait(60) and put(file, *a, **k)  # noqa: E731
-    monkeypatch.setattr(draft_module._File, "extend", held)
-    monkeypatch.setattr(draft_module, "SETS", 3)
+def test_what_cannot_be_flushed_is_told_at_the_end(tmp_path, monkeypatch):
+    """The system tells a failed write once: to the flush, and not to the `fsync` that follows."""
+    monkeypatch.setattr(draft_module, "FLUSH_BYTES", 1 << 20)
+    broken = lambda fd: (_ for _ in ()).throw(OSError(5, "Input/output error"))  # noqa: E731
+    bench = Bench(tmp_path, LARGE)
+    bench.add("a/x", values(LARGE, 1))
+    monkeypatch.setattr("pww.transport.tensorfile.os.fdatasync", broken)
+    with pytest.raises(OSError, match="Input/output error"):
+        bench.merge()
+    assert [path.name for path in (tmp_path / "generations").iterdir()] == ["round-000000"]
+
+
+def test_pieces_come_in_any_order_and_few_are_in_memory(tmp_path, monkeypatch):
+    """Later pieces wait for the first without holding anybody up, until all sets do."""
+    monkeypatch.setattr(draft_module.os, "cpu_count", lambda: 2)
     draft = Draft(tmp_path, {"w": (8 * PIECE,)})
-    seen = []
-    for _ in range(3):
-        pair = draft.buffers()
-        seen.append(pair[0].data_ptr())
-        draft.put("w", pair, PIECE)
-    assert len(set(seen)) == 3
-    go.set()
-    assert draft.buffers()[0].data_ptr() == seen[0]
+    sets = [draft.buffers() for _ in range(2 + draft_module.SPARE)]
+    for number in (2, 1, 3):
+        for buffer in sets[number]:
+            buffer.fill_(number)
+        draft.put(number, "w", sets[number], PIECE)
+    found = []
+    waiter = threading.Thread(target=lambda: found.append(draft.buffers()))
+    waiter.start()
+    waiter.join(0.05)
+    assert waiter.is_alive(), "all memory waits for the first piece"
+    for buffer in sets[0]:
+        buffer.fill_(0)
+    draft.put(0, "w", sets[0], PIECE)
+    waiter.join(60)
+    seen = {one[0].data_ptr() for one in (*found, *(draft.buffers() for _ in range(3)))}
+    assert seen == {one[0].data_ptr() for one in sets}, "the same sets again"
+    with (tmp_path / "theta.safetensors.part").open("rb") as file:
+        file.seek(-4 * 4 * PIECE, 2)
+        written = np.frombuffer(file.read(), dtype=F).reshape(4, PIECE)
+    assert (written == np.arange(4, dtype=F)[:, None]).all()
     draft.abort()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_who_waits_for_memory_is_told_that_nothing_comes(tmp_path, monkeypatch):
+    monkeypatch.setattr(draft_module.os, "cpu_count", lambda: 2)
+    draft = Draft(tmp_path, {"w": (8 * PIECE,)})
+    for _ in range(2 + draft_module.SPARE):
+        draft.buffers()
+    over = []
+
+    def wait():
+        with pytest.raises(draft_module.Over):
+            draft.buffers()
+        over.append(True)
+
+    waiter = threading.Thread(target=wait)
+    waiter.start()
+    draft.stop()
+    waiter.join(60)
+    assert over == [True]
+    draft.abort()
+
+
+@pytest.mark.parametrize("cores", [1, 2, 4])
+def test_the_first_tensor_that_is_not_finite_is_told_whoever_is_faster(
+    tmp_path, monkeypatch, cores
+):
+    """A later one is found first; which delta is left out must not depend on that."""
+    monkeypatch.setattr(draft_module.os, "cpu_count", lambda: cores)
+    shapes = {"first": (PIECE,), "second": (PIECE,), "rest": (6 * PIECE,)}
+    bench = Bench(tmp_path, shapes)
+    for replica, large in (("a/x", "first"), ("b/y", "second")):
+        here = {name: torch.zeros(shape) for name, shape in shapes.items()}
+        here[large].fill_(3.4e38)
+        bench.add(replica, here)
+    found, real = threading.Event(), merge_pieces._Worker.merge
+
+    def late(worker, number, *args):
+        if number == 0 and cores > 1:
+            assert found.wait(60)
+        try:
+            real(worker, number, *args)
+        finally:
+            if number == 1:
+                found.set()
+
+    monkeypatch.setattr(merge_pieces._Worker, "merge", late)
+    outer = compose([]).diloco.outer.model_copy(update={"lr": 2.0})
+    with screen(bench.staged, shapes, known={}) as screened:
+        with (
+            pytest.raises(Overflow, match="tensor first") as caught,
+            bench.generations.draft(1, shapes) as draft,
+        ):
+            merge(
+                bench.generations.open(name_of(0)), screened.usable, out=draft,
+                diloco=compose([]).diloco.model_copy(update={"outer": outer}),
+            )  # fmt: skip
+        assert caught.value.delta == bench.staged[0].delta
+
+
+def test_parts_that_became_undecodable_on_disk_are_told_as_changed(tmp_path):
+    """A scale that no codec writes, after an inspection that was right."""
+    shapes = {"w": (5,)}
+    bench = Bench(tmp_path, shapes)
+    bench.add("a/x", values(shapes, 1), codec=codec_named("int8"))
+    bench.add("b/y", values(shapes, 2))
+
+    def rot():
+        bytes_ = bytearray(bench.staged[0].path.read_bytes())
+        with TensorReader(bench.staged[0].path) as reader:
+            entry = reader._entries["w/scales"]
+            at = reader._data + entry.start
+        bytes_[at : at + entry.size_bytes] = b"\xff" * entry.size_bytes
+        bench.staged[0].path.write_bytes(bytes_)
+
+    result, screened = bench.merge(between=rot)
+    assert result.merged == (bench.staged[1].delta,)
+    assert "changed on the central's disk" in screened.excluded[0].reason
 
 
 def flip(path, at=-1):
