@@ -14,7 +14,8 @@ from pydantic import ValidationError
 
 from pww.errors import CentralError, Refused
 from pww.transport.blob_wire import BEGIN_AGAIN, BUSY, DAMAGED, ROUTE
-from pww.transport.http_connection import Faults, FilePart, HttpConnection
+from pww.transport.file_part import FilePart
+from pww.transport.http_connection import Faults, HttpConnection
 from pww.transport.retry import TryAgain
 from pww.transport.tls import explain
 from pww.wire import Refusal

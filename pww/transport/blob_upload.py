@@ -15,7 +15,7 @@ from pww.transport.blob_link import BlobLink
 from pww.transport.blob_peer import BeginAgain, BlobPeer, Busy, Damaged
 from pww.transport.blob_wire import CRC, BlobState
 from pww.transport.carrier import Transfers, must_fit
-from pww.transport.http_connection import FilePart
+from pww.transport.file_part import FilePart
 from pww.transport.retry import Retry, TryAgain
 from pww.transport.streams import Progress
 from pww.wire import PayloadInfo

@@ -6,49 +6,20 @@ environment, as httpx does. Every wait for the socket has the timeout; nothing i
 """
 
 import http.client
-import os
 import socket
 import ssl
 from base64 import b64encode
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from urllib.parse import SplitResult, unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-from pww.errors import CentralError, PayloadError
+from pww.errors import CentralError
+from pww.transport.file_part import FilePart
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-SLICE = 256 << 10
-"""Read and sent at once: a timeout is for so many bytes, however large the body is."""
 Faults = (OSError, http.client.HTTPException)
 """What a broken connection raises."""
-
-
-@dataclass(frozen=True, slots=True)
-class FilePart:
-    """Bytes of an open file as a body: read while they are sent, so that few are in memory."""
-
-    fd: int
-    start: int
-    stop: int
-
-    @property
-    def size_bytes(self) -> int:
-        """How many there are."""
-        return self.stop - self.start
-
-    def __iter__(self) -> Iterator[bytes]:
-        """From the start, each time.
-
-        Raises:
-            PayloadError: the file has become shorter.
-        """
-        for at in range(self.start, self.stop, SLICE):
-            data = os.pread(self.fd, min(SLICE, self.stop - at), at)
-            if len(data) != min(SLICE, self.stop - at):
-                raise PayloadError("the file became shorter while it was sent: write it again")
-            yield data
 
 
 class HttpConnection:
@@ -67,7 +38,7 @@ class HttpConnection:
         self._closed = False
 
     def request(
-        self, method: str, path: str, headers: Mapping[str, str], body: "FilePart | None" = None
+        self, method: str, path: str, headers: Mapping[str, str], body: FilePart | None = None
     ) -> http.client.HTTPResponse:
         """Sends a request; the answer's body is to be read before the next one.
 
@@ -85,7 +56,9 @@ class HttpConnection:
         try:
             if self._http is None:
                 self._http = self._connect()
-            self._http.request(method, target, body=body, headers=dict(headers))
+            self._http.request(method, target, headers=dict(headers))
+            if body is not None:
+                body.send(self._http.sock, timeout_s=self._timeout_s)
             self._reply = self._http.getresponse()
         except BaseException:
             self.drop()

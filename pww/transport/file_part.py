@@ -1,0 +1,87 @@
+"""Bytes of an open file as the body of a request: sent by the system where it can, never held.
+
+`sendfile` gives the socket the page cache's own pages: a sender that reads copies every byte twice
+more. TLS has to see the bytes, and some file systems cannot do it: then they are read and sent.
+"""
+
+import errno
+import os
+import select
+import socket
+import ssl
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from pww.errors import PayloadError
+
+SLICE = 256 << 10
+"""Read and sent at once: a timeout is for so many bytes, however large the body is."""
+RUN = 1 << 20
+"""Sent at once where nothing is read."""
+UNABLE = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSOCK)
+
+
+@dataclass(frozen=True, slots=True)
+class FilePart:
+    """The bytes from `start` to `stop` of the file `fd`."""
+
+    fd: int
+    start: int
+    stop: int
+
+    @property
+    def size_bytes(self) -> int:
+        """How many there are."""
+        return self.stop - self.start
+
+    def __iter__(self) -> Iterator[bytes]:
+        """From the start, each time.
+
+        Raises:
+            PayloadError: the file has become shorter.
+        """
+        return self._slices(self.start)
+
+    def send(self, sock: socket.socket, *, timeout_s: float) -> None:
+        """Sends all of it over a connected socket that has this timeout.
+
+        Raises:
+            PayloadError: the file has become shorter.
+            OSError: the connection failed, or took nothing for so long.
+        """
+        at = self.start
+        if not isinstance(sock, ssl.SSLSocket):
+            at = self._sendfile(sock, timeout_s)
+        for data in self._slices(at):
+            sock.sendall(data)
+
+    def _sendfile(self, sock: socket.socket, timeout_s: float) -> int:
+        """The first byte that was not sent, because this cannot be done with this file."""
+        room, at = select.poll(), self.start
+        room.register(sock, select.POLLOUT)
+        while at < self.stop:
+            try:
+                sent = os.sendfile(sock.fileno(), self.fd, at, min(RUN, self.stop - at))
+            except BlockingIOError:
+                if not room.poll(timeout_s * 1e3):
+                    raise TimeoutError("timed out") from None
+            except OSError as why:
+                if why.errno not in UNABLE:
+                    raise
+                return at
+            else:
+                if sent == 0:
+                    raise _shorter()
+                at += sent
+        return at
+
+    def _slices(self, start: int) -> Iterator[bytes]:
+        for at in range(start, self.stop, SLICE):
+            data = os.pread(self.fd, min(SLICE, self.stop - at), at)
+            if len(data) != min(SLICE, self.stop - at):
+                raise _shorter()
+            yield data
+
+
+def _shorter() -> PayloadError:
+    return PayloadError("the file became shorter while it was sent: write it again")
