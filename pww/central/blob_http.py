@@ -22,6 +22,7 @@ from pww.clock import Clock
 from pww.errors import PwwError, Refused
 from pww.transport.blob_range import read_range
 from pww.transport.blob_wire import ABSENT, BUSY, CRC, FULL, etag
+from pww.transport.raw_body import Gone, RawBody, take_body
 from pww.wire import Refusal
 
 log = logging.getLogger(__name__)
@@ -81,7 +82,7 @@ class BlobApp:
 
         try:
             await self._respond(scope, receive, send_once, peer)
-        except (_Gone, asyncio.CancelledError):  # the client hung up, or the server ends
+        except (Gone, asyncio.CancelledError):  # the client hung up, or the server ends
             return
         except Exception as fault:
             if started:  # an answer cannot be taken back: break it, so that the client sees it
@@ -126,7 +127,7 @@ class BlobApp:
         digest, size_bytes, last = found[1], int(found[2]), found[3]
         if method == "PUT" and last not in (None, "commit"):
             find = partial(self._store.upload, digest, size_bytes, replica=replica)
-            await self._take_piece(await self._aside(find), int(last), headers, receive)
+            await self._take_piece(await self._aside(find), int(last), headers, scope, receive)
             await _answer(send, 204, b"")
         elif method == "POST" and last is None:
             begin = partial(self._store.begin, digest, size_bytes, replica=replica)
@@ -145,7 +146,7 @@ class BlobApp:
     # ---------------------------------------------------------------------------------- uploads
 
     async def _take_piece(
-        self, upload: Upload, number: int, headers: Headers, receive: Any
+        self, upload: Upload, number: int, headers: Headers, scope: Any, receive: Any
     ) -> None:
         """Reads, checks and keeps one piece.
 
@@ -164,15 +165,37 @@ class BlobApp:
         if writer is None:
             return  # it is there: the reply to an earlier try was lost; the server drops the body
         try:
-            await self._write(writer, receive)
+            body = take_body(scope, int(length))
+            if body is None:
+                await self._write(writer, receive)
+            else:
+                await self._write_raw(writer, body)
             await self._aside(partial(writer.finish, int(crc, 16)))
         except BaseException:
             writer.drop()
             raise
         self._hasher.submit(upload.advance)
 
-    async def _write(self, writer: PieceWriter, receive: Any) -> None:
+    async def _write_raw(self, writer: PieceWriter, body: RawBody) -> None:
         """Writes a bite while the next one comes."""
+        loop = asyncio.get_running_loop()
+        writing: asyncio.Future[None] | None = None
+        try:
+            while (bite := await body.next(SILENT_S)) is not None:
+                if writing is not None:
+                    await writing
+                writing = loop.run_in_executor(self._disk, writer.write, [bite])
+        except TimeoutError:
+            raise _silent() from None
+        finally:
+            if writing is not None:
+                await asyncio.wait({writing})  # it reads from the body's memory
+            body.end()
+        if writing is not None:
+            await writing
+
+    async def _write(self, writer: PieceWriter, receive: Any) -> None:
+        """Likewise, from a server that does not lend its connection."""
         loop = asyncio.get_running_loop()
         writing: asyncio.Future[None] | None = None
         bite: list[bytes] = []  # as they came: joining them would be one more copy
@@ -183,7 +206,7 @@ class BlobApp:
                     event = await receive()
                     limit.reschedule(loop.time() + SILENT_S)
                     if event["type"] != "http.request":
-                        raise _Gone
+                        raise Gone
                     bite.append(event.get("body", b""))
                     size_bytes += len(bite[-1])
                     more = event.get("more_body", False)
@@ -193,9 +216,7 @@ class BlobApp:
                         writing = loop.run_in_executor(self._disk, writer.write, bite)
                         bite, size_bytes = [], 0
         except TimeoutError:
-            raise BlobFault(
-                f"nothing more of the piece came for {SILENT_S:.0f} s: send it again", status=408
-            ) from None
+            raise _silent() from None
         finally:
             if writing is not None:
                 await writing
@@ -268,8 +289,10 @@ class BlobApp:
             await asyncio.wait({reading})  # it may not read a file that is closed
 
 
-class _Gone(Exception):
-    """The client hung up in the middle."""
+def _silent() -> BlobFault:
+    return BlobFault(
+        f"nothing more of the piece came for {SILENT_S:.0f} s: send it again", status=408
+    )
 
 
 async def _answer(send: Any, status: int, body: bytes) -> None:

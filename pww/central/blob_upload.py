@@ -14,11 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import google_crc32c
+import numpy as np
+from numpy.typing import NDArray
 
 from pww.errors import PwwError
 from pww.transport.blob_wire import ABSENT, BEGIN_AGAIN, DAMAGED, FULL
 from pww.transport.piece_file import PieceFile, WrongDigest
 
+Data = bytes | NDArray[np.uint8]
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -73,7 +76,7 @@ class Upload:
             self._writers[number] = PieceWriter(self, number, start, stop - start)
             return self._writers[number]
 
-    def write(self, writer: "PieceWriter", data: bytes, offset: int) -> None:
+    def write(self, writer: "PieceWriter", data: Data, offset: int) -> None:
         """Writes for the newest writer of a piece. Raises as `PieceWriter.write`."""
         with self._lock:
             self._must_be_newest(writer)
@@ -154,7 +157,7 @@ class PieceWriter:
         self._upload, self.number, self.size_bytes = upload, number, size_bytes
         self._start, self._got, self._crc = start, 0, 0
 
-    def write(self, bites: Sequence[bytes]) -> None:
+    def write(self, bites: Sequence[Data]) -> None:
         """The next bytes.
 
         Raises:

@@ -16,12 +16,16 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from pww.errors import PayloadError
 from pww.folder import sync_folder
 from pww.transport.digest import new_digest
 
 CHUNK = 1 << 20
 """What is read at once for hashing: fits a core's cache."""
+Buffer = memoryview | bytes | bytearray | NDArray[np.uint8]
 _NUMBER = struct.Struct("<I")
 MAX_PIECES = 1 << 32
 
@@ -95,7 +99,7 @@ class PieceFile:
         with self._lock:
             return number in self._done
 
-    def write(self, data: memoryview | bytes | bytearray, offset: int) -> None:
+    def write(self, data: Buffer, offset: int) -> None:
         """Puts bytes of a piece in their place; they count when the piece is finished.
 
         Raises:
@@ -194,9 +198,9 @@ def runs(numbers: Iterable[int]) -> list[tuple[int, int]]:
     return found
 
 
-def _write_all(fd: int, data: memoryview | bytes | bytearray, offset: int, path: Path) -> None:
+def _write_all(fd: int, data: Buffer, offset: int, path: Path) -> None:
     """A `pwrite` may write less than it was given, before a full disk."""
-    view = memoryview(data)
+    view = data.data if isinstance(data, np.ndarray) else memoryview(data)
     try:
         while view:
             wrote = os.pwrite(fd, view, offset)

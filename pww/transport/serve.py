@@ -11,6 +11,7 @@ from typing import Any
 import uvicorn
 
 from pww.errors import StateError
+from pww.transport.raw_body import HttpProtocol
 from pww.transport.tls import ServerTls
 
 log = logging.getLogger(__name__)
@@ -73,7 +74,7 @@ class AsgiServer:
         """Serves `app` until `stop`, once; returns when it answers."""
         assert self._server is None, "a server serves once: make another one"
         config = uvicorn.Config(
-            app, lifespan="off", access_log=False, log_level="error", timeout_keep_alive=75,
+            app, http=HttpProtocol, lifespan="off", access_log=False, log_level="error", timeout_keep_alive=75,
             timeout_graceful_shutdown=3, ws="none", log_config=None,
         )  # fmt: skip
         config.load()

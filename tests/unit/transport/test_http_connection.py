@@ -19,7 +19,8 @@ from pww.central import credentials
 from pww.clock import SystemClock
 from pww.errors import CentralError, PayloadError
 from pww.transport.blob_peer import BlobPeer, BlobSite
-from pww.transport.http_connection import Faults, FilePart, HttpConnection
+from pww.transport.file_part import FilePart
+from pww.transport.http_connection import Faults, HttpConnection
 from pww.transport.retry import TryAgain
 from pww.transport.serve import AsgiServer
 from pww.wire import Refusal
