@@ -35,10 +35,13 @@ class HttpProtocol(HttpToolsProtocol):
         super().on_message_begin()
         self.scope["extensions"] = {RAW_BODY: self}  # type: ignore[dict-item]
 
-    def lend(self, size_bytes: int) -> "RawBody | None":
-        """The body of the request that is being answered, of so many bytes; None if not so."""
-        odd = any(name in (b"transfer-encoding", b"expect") for name, _ in self.headers)
-        if odd or self.transport.is_closing() or self.pipeline:
+    def lend(self, headers: Any, size_bytes: int) -> "RawBody | None":
+        """The body of the request with these headers, of so many bytes; None if not so.
+
+        It has to be the last that came: what follows a body in the socket is not for its app.
+        """
+        odd = any(name in (b"transfer-encoding", b"expect") for name, _ in headers)
+        if odd or headers is not self.headers or self.pipeline or self.transport.is_closing():
             return None
         return RawBody(self, size_bytes)
 
@@ -46,7 +49,9 @@ class HttpProtocol(HttpToolsProtocol):
 def take_body(scope: Any, size_bytes: int) -> "RawBody | None":
     """The body of the request of `scope`, if the server lends it; `end` it in any case."""
     protocol = (scope.get("extensions") or {}).get(RAW_BODY)
-    return protocol.lend(size_bytes) if isinstance(protocol, HttpProtocol) else None
+    if not isinstance(protocol, HttpProtocol):
+        return None
+    return protocol.lend(scope["headers"], size_bytes)
 
 
 class RawBody(asyncio.BufferedProtocol):

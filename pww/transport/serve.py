@@ -74,8 +74,8 @@ class AsgiServer:
         """Serves `app` until `stop`, once; returns when it answers."""
         assert self._server is None, "a server serves once: make another one"
         config = uvicorn.Config(
-            app, http=HttpProtocol, lifespan="off", access_log=False, log_level="error", timeout_keep_alive=75,
-            timeout_graceful_shutdown=3, ws="none", log_config=None,
+            app, http=HttpProtocol, lifespan="off", access_log=False, log_level="error",
+            timeout_keep_alive=75, timeout_graceful_shutdown=3, ws="none", log_config=None,
         )  # fmt: skip
         config.load()
         config.ssl = self._tls  # uvicorn's own would take TLS settings of its choice

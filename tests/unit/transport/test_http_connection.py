@@ -1,6 +1,8 @@
 """One connection for big bodies: proxies from the environment, bad URLs, and faults as they are."""
 
+import errno
 import http.client
+import os
 import socket
 import ssl
 import sys
@@ -233,3 +235,38 @@ def test_what_is_no_answer(server: BadHttp) -> None:
     with pytest.raises(TryAgain, match=r"SSH-2\.0"):
         peer(server.url).ask("POST", "x")
     assert issubclass(http.client.BadStatusLine, http.client.HTTPException)
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOSYS])
+def test_a_file_that_the_system_cannot_send_is_read(
+    server: BadHttp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """At once, or after a part."""
+    (tmp_path / "file").write_bytes(DATA)
+    real, left = os.sendfile, [0, 1]
+
+    def some(out: int, fd: int, at: int, count: int) -> int:
+        if not left[0]:
+            raise OSError(number, os.strerror(number))
+        left[0] -= 1
+        return real(out, fd, at, min(count, 3))
+
+    monkeypatch.setattr("pww.transport.file_part.os.sendfile", some)
+    with (tmp_path / "file").open("rb") as file:
+        for left[0] in (0, 2):
+            reply = connection(server.url).request(
+                "PUT", "/x", {}, FilePart(file.fileno(), 2, len(DATA))
+            )
+            assert reply.read() == DATA[2:]
+
+
+def test_whoever_takes_nothing_is_not_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(bytes(32 << 20))
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listening,
+        (tmp_path / "file").open("rb") as file,
+    ):
+        port = listening.getsockname()[1]
+        body = FilePart(file.fileno(), 0, 32 << 20)
+        with pytest.raises(TimeoutError, match="timed out"):
+            connection(f"http://127.0.0.1:{port}", timeout_s=0.2).request("PUT", "/x", {}, body)
