@@ -43,6 +43,9 @@ def merge_gb_per_s(ram: Path, disk: Path) -> None:
         unit = f"GB/s of fp32 deltas from {sites} sites, RAM disk"
         figure(name, gb / told["seconds"], unit, ">= 1.5")
         figure(f"{name}_undisturbed", 2 * gb / told["cpu_s"], unit, ">= 1.5")
+        if sites == 4:
+            what = "of the merge's time; the same bytes read and written by two threads, no more"
+            figure("merge_vs_plain_io", told["plain_s"] / told["seconds"], what, "")
     tensors = max(0.0, told["peak_bytes"] - 100e6) / told["largest_bytes"]
     figure("merge_peak_tensors", tensors, "largest tensors above 100 MB", "<= 3")
     figure("merge_peak_mb", told["peak_bytes"] / 1e6, "MB above the start", "<= 100 + 3 tensors")

@@ -13,6 +13,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from time import perf_counter
 
@@ -81,7 +83,13 @@ def _once(folder: Path, num_layers: int, tied: bool, sites: int, codec: str) -> 
     peak_bytes, after = _rss_bytes("VmHWM"), resource.getrusage(resource.RUSAGE_SELF)
     assert result is not None
     assert len(result.merged) == sites
+    base = generations.open(name_of(0))
+    plain_s = plain_io_s(
+        [base.theta, base.momentum, *(one.path for one in staged)],
+        [folder / "plain-0", folder / "plain-1"], base.theta.stat().st_size,
+    )  # fmt: skip
     return {
+        "plain_s": plain_s,
         "seconds": seconds,
         "cpu_s": after.ru_utime + after.ru_stime - used.ru_utime - used.ru_stime,
         "decoded_bytes": 4 * num_values(shapes) * sites,
@@ -103,6 +111,36 @@ def measure(disk: Path, *, num_layers: int, tied: bool, sites: int, codec: str) 
         return measured
     finally:
         shutil.rmtree(folder)
+
+
+def plain_io_s(sources: list[Path], targets: list[Path], target_bytes: int) -> float:
+    """Seconds that two threads take to read `sources` and write `targets`, and nothing else."""
+
+    def read(path: Path) -> None:
+        with path.open("rb", buffering=0) as file:
+            while file.readinto(own.buffer):
+                pass
+
+    def write(path: Path) -> None:
+        with path.open("wb", buffering=0) as file:
+            for start in range(0, target_bytes, len(own.buffer)):
+                file.write(memoryview(own.buffer)[: target_bytes - start])
+            os.fsync(file.fileno())
+
+    def start() -> None:
+        own.buffer = bytearray(2 << 20)
+
+    own = threading.local()
+    begin = perf_counter()
+    with ThreadPoolExecutor(2, initializer=start) as pool:
+        jobs = [pool.submit(write, path) for path in targets]
+        jobs += [pool.submit(read, path) for path in sources]
+    for job in jobs:
+        job.result()
+    took = perf_counter() - begin
+    for path in targets:
+        path.unlink()
+    return took
 
 
 def sequential_write_s(disk: Path, num_bytes: int) -> float:

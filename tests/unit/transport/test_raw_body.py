@@ -3,16 +3,25 @@
 import asyncio
 import hashlib
 import socket
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parents[2] / "programs"))
+
+from gatehouse import Gatehouse
+
+from pww.central import credentials
+from pww.clock import SystemClock
 from pww.transport.raw_body import BITE, Gone, take_body
 from pww.transport.serve import AsgiServer
+from pww.transport.tls import client_context
 
 BODY = np.random.default_rng(0).bytes(4 * BITE + 17)
 
@@ -180,3 +189,23 @@ def test_what_cannot_be_lent_is_not(link: socket.socket, app: App, extra: str) -
 def test_other_servers_lend_nothing() -> None:
     assert take_body({"type": "http"}, 3) is None
     assert take_body({"type": "http", "extensions": {"pww.raw_body": object()}}, 3) is None
+
+
+def test_bodies_through_tls(tmp_path: Path) -> None:
+    house, app = Gatehouse.build(tmp_path, SystemClock()), App()
+    server = AsgiServer(
+        host="127.0.0.1", port=0, key="central.port", tls=credentials.server_tls(house.folder)
+    )
+    server.start(app, name="raw")
+    try:
+        context = client_context((house.folder / "bundles/lumi/ca.pem").read_text())
+        with (
+            socket.create_connection(("127.0.0.1", server.port), timeout=60) as plain,
+            context.wrap_socket(plain, server_hostname="127.0.0.1") as link,
+        ):
+            for size in (1, BITE, 3 * BITE + 1, 0, len(BODY)):
+                link.sendall(head("/", size) + BODY[:size])
+                assert answer(link) == digest(BODY[:size])
+            assert app.told == [], "and not through ASGI"
+    finally:
+        server.stop()
