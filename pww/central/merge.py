@@ -3,7 +3,8 @@
 Deltas come in the order of replica and delta id: arrival order changes no bit. Each payload is read
 once more and must be what was inspected, to the bit; if one is not, or if finite values add up to
 inf, `merge_finite` gives the draft up, leaves out the delta that is to blame, by name, and begins
-again: nothing of it was published. Memory: a dozen pieces of 2 MiB, whatever the tensors' sizes.
+again: nothing of it was published. The arithmetic is `merge_pieces`. Memory: a few pieces of 2 MiB
+for each thread, whatever the tensors' sizes.
 """
 
 import math

@@ -41,7 +41,7 @@ class HttpProtocol(HttpToolsProtocol):
         It has to be the last that came: what follows a body in the socket is not for its app.
         """
         odd = any(name in (b"transfer-encoding", b"expect") for name, _ in headers)
-        if odd or headers is not self.headers or self.pipeline or self.transport.is_closing():
+        if odd or headers is not self.headers or self.transport.is_closing():
             return None
         return RawBody(self, size_bytes)
 
