@@ -5,6 +5,7 @@ then what else is known.
 """
 
 import logging
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -13,6 +14,8 @@ from pww.log import JsonLines
 
 log = logging.getLogger(__name__)
 
+MAX_EXPONENT = 700.0
+"""exp of more is no float any more."""
 Split = Literal["train", "eval", "outer", "residual"]
 
 
@@ -74,6 +77,11 @@ class Metrics:
             except Exception as fault:
                 log.warning("wandb did not finish: %s", fault)
             self._wandb = None
+
+
+def perplexity(loss: float) -> float:
+    """Of a loss that is pooled over tokens; a mean of perplexities is none."""
+    return math.exp(min(loss, MAX_EXPONENT))
 
 
 def _is_number(value: object) -> bool:

@@ -20,7 +20,7 @@ from rich.progress import (
 
 from pww.clock import Clock
 from pww.log import console
-from pww.metrics import Metrics
+from pww.metrics import Metrics, perplexity
 from pww.replica.outbox import Entry, Outbox
 from pww.replica.plan import PhasePlan
 from pww.trainer.api import EvalResult, StepHook, Trainer
@@ -93,8 +93,8 @@ class Report:
         if self._metrics is not None:
             self._metrics.row(
                 "eval", step=trainer.step, round=theta.round, tokens=self._tokens_total,
-                loss=result.loss, perplexity=math.exp(min(result.loss, 700.0)),
-                held_out_tokens=result.tokens, state_hash=theta.state_hash,
+                loss=result.loss, perplexity=perplexity(result.loss),
+                held_out_tokens=result.tokens, state_hash=theta.state_hash, **_sets(result),
             )  # fmt: skip
             log.info("round %d: held-out loss %.4f", theta.round, result.loss)
         return result
@@ -228,6 +228,16 @@ def _measured(entry: Entry) -> dict[str, int | float]:
     return {
         key: value for key, value in row.items() if key not in ("held_out_loss", "held_out_tokens")
     }
+
+
+def _sets(result: EvalResult) -> dict[str, float]:
+    """Columns of the other corpora."""
+    columns: dict[str, float] = {}
+    for one in result.sets:
+        columns[f"loss_{one.name}"] = one.loss
+        columns[f"perplexity_{one.name}"] = perplexity(one.loss)
+        columns[f"tokens_{one.name}"] = one.tokens
+    return columns
 
 
 class _Bar:

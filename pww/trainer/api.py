@@ -27,11 +27,21 @@ class PhaseResult:
 
 
 @dataclass(frozen=True, slots=True)
+class SetResult:
+    """Loss over another corpus' windows, pooled over tokens."""
+
+    name: str
+    loss: float
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class EvalResult:
-    """Held-out loss, pooled over tokens."""
+    """Held-out loss, pooled over tokens; and that of other corpora."""
 
     loss: float
     tokens: int
+    sets: tuple[SetResult, ...] = ()
 
 
 class StepHook(Protocol):

@@ -9,6 +9,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import torch
@@ -38,13 +39,21 @@ class TitanTrainer:
     """
 
     def __init__(
-        self, config: Config, corpus: "Corpus", *, ranks: Ranks, clock: Clock = SystemClock()
+        self,
+        config: Config,
+        corpus: "Corpus",
+        *,
+        ranks: Ranks,
+        clock: Clock = SystemClock(),
+        sets: "Mapping[str, Corpus]" = MappingProxyType({}),
     ) -> None:
+        """`sets`: other corpora with the same tokenizer and length, to be evaluated by name."""
         check(config, corpus.manifest, num_ranks=ranks.world)
         install(config.site.device)
         if config.site.device == "cpu":
             torch.set_num_threads(config.site.cores_per_rank)
         self._config, self._corpus, self._ranks, self._clock = config, corpus, ranks, clock
+        self._sets = sets
         scratch = tempfile.mkdtemp(
             prefix="pww-titan-"
         )  # torchtitan wants a folder and writes nothing
@@ -138,18 +147,14 @@ class TitanTrainer:
         return tuple(sorted(i for ids in per_rank for i in ids))
 
     def evaluate(self) -> EvalResult:
-        """Loss over at most `evaluation.max_windows` held-out windows; changes no state.
+        """Loss over at most `evaluation.max_windows` windows of each corpus; changes no state."""
+        from pww.trainer.evaluation import evaluate
 
-        They are spread evenly over the held-out part, which follows the order of the corpus.
-        """
-        from pww.trainer.evaluation import held_out_loss
-
-        there = self._corpus.manifest.num_held_out
-        num = min(self._config.evaluation.max_windows, there)
-        return held_out_loss(
+        return evaluate(
             self._engine,
             self._corpus,
-            windows=[i * there // num for i in range(num)],
+            self._sets,
+            max_windows=self._config.evaluation.max_windows,
             batch=self._config.optim.batch_windows,
             ranks=self._ranks,
         )

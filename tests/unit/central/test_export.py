@@ -194,7 +194,9 @@ def test_a_run_without_rounds_has_nothing_to_export(run: Path, capsys) -> None:
     assert "has no theta yet: export it after the first round" in capsys.readouterr().err
 
 
-def test_a_tokenizer_that_is_not_the_corpus_is_left_out(tmp_path: Path, monkeypatch, caplog) -> None:
+def test_a_tokenizer_that_is_not_the_corpus_is_left_out(
+    tmp_path: Path, monkeypatch, caplog
+) -> None:
     monkeypatch.setattr(paths, "PROJECT", tmp_path)
     from pww.data.manifest import TOOL, Manifest
 
