@@ -6,9 +6,9 @@ then what else is known.
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from pww.log import JsonLines
 
@@ -82,6 +82,32 @@ class Metrics:
 def perplexity(loss: float) -> float:
     """Of a loss that is pooled over tokens; a mean of perplexities is none."""
     return math.exp(min(loss, MAX_EXPONENT))
+
+
+class SetLoss(Protocol):
+    """The loss over another corpus' windows."""
+
+    @property
+    def name(self) -> str:
+        """Of the corpus, as columns have it."""
+
+    @property
+    def loss(self) -> float:
+        """Pooled over tokens."""
+
+    @property
+    def tokens(self) -> int:
+        """How many."""
+
+
+def set_columns(sets: Iterable[SetLoss]) -> dict[str, float]:
+    """An `eval` row's columns of other corpora."""
+    columns: dict[str, float] = {}
+    for one in sets:
+        columns[f"loss_{one.name}"] = one.loss
+        columns[f"perplexity_{one.name}"] = perplexity(one.loss)
+        columns[f"tokens_{one.name}"] = one.tokens
+    return columns
 
 
 def _is_number(value: object) -> bool:

@@ -95,6 +95,7 @@ def _train(
     from pww.lease.space import BlockSpace
     from pww.metrics import Metrics
     from pww.replica import loop
+    from pww.replica.gauges import Hardware, Meters
     from pww.replica.outbox import Outbox
     from pww.replica.plan import PhasePlan
     from pww.replica.report import Report
@@ -168,6 +169,9 @@ def _train(
     report = Report(
         run, metrics=metrics, outbox=outbox, plan=plan, every_rounds=config.evaluation.every_rounds,
         clock=clock, retries=None if ends is None else ends.retries,
+        meters=None if ends is None else Meters(
+            Hardware.of(config), clock=clock, transfers=ends.transfers
+        ),
     )  # fmt: skip
     stack.callback(report.close)
     loop.run(

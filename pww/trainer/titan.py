@@ -16,7 +16,7 @@ import torch
 
 from pww.clock import Clock, SystemClock
 from pww.config.schema import Config
-from pww.trainer import inner_state, shards
+from pww.trainer import inner_state, memory, shards
 from pww.trainer.api import EvalResult, PhaseResult, StepHook, Stop
 from pww.trainer.ranks import Ranks, init_ranks
 from pww.trainer.schedule import phase_lrs
@@ -105,6 +105,7 @@ class TitanTrainer:
         steps = -(-len(windows) // batch)
         engine.dataloader.assign(self._corpus, windows)
         engine.lr_schedulers.assign(phase_lrs(progress, progress_end, steps, self._config.optim))
+        memory.forget_peak(engine.device)
         started = self._clock.monotonic()
         batches = iter(engine.dataloader)
         done = reported = 0  # steps; tokens that were in the last report
@@ -139,6 +140,8 @@ class TitanTrainer:
             seconds=self._clock.monotonic() - started,
             drawn=self._drawn(),
             stopped=done < steps,
+            flops_per_token=float(max(engine.metrics_processor.num_flops_per_token, 0)),
+            memory_bytes=self._ranks.most(memory.peak(engine.device)),
         )
 
     def _drawn(self) -> tuple[int, ...]:

@@ -41,7 +41,7 @@ class Evaluation(Section):
 
     max_windows: Positive
     every_rounds: Positive
-    sets: Annotated[tuple[EvaluationSet, ...], Field(strict=False)]
+    sets: Annotated[tuple[EvaluationSet, ...], Field(strict=False, max_length=16)]
 
 
 class Wandb(Section):

@@ -74,7 +74,7 @@ def test_names_of_other_models_are_refused() -> None:
         their_name("layers.0.moe.w1")
     found = shapes()
     del found["layers.0.attention.q_norm.weight"]
-    with pytest.raises(StateError, match="not those of a dense Qwen3 .*q_norm.*only architecture"):
+    with pytest.raises(StateError, match=r"not those of a dense Qwen3 .*q_norm.*only architecture"):
         architecture(found, FACTS)
 
 
