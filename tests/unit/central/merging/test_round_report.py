@@ -51,10 +51,8 @@ def test_mfu_is_never_averaged_over_kinds_of_device() -> None:
 
 
 def test_what_a_site_makes_up_breaks_no_report() -> None:
-    report = report_of(
-        offer("lumi/a", device="x", flops_per_s=1e30, peak_flops_per_s=5e-324),
-        *(offer(f"s/{i}", device=f"d{i}", flops_per_s=1.0, peak_flops_per_s=2.0) for i in range(99)),
-    )  # fmt: skip
+    fair = {"flops_per_s": 1.0, "peak_flops_per_s": 2.0}
+    report = report_of(*(offer(f"s/{i}", device=f"d{i}", **fair) for i in range(99)))
     assert len(report.mfu) == 64
     assert RoundReport.model_validate_json(report.model_dump_json()) == report
     alone = report_of(offer("lumi/a", device="x", flops_per_s=1e30, peak_flops_per_s=5e-324))
