@@ -129,7 +129,7 @@ class CentralInbox:
         path = None if self._carried is None else self._carried.take(info)
         if path is None:
             raise PayloadError(
-                f"payload {info.sha256} was announced as carried and is not here: send it again"
+                f"payload {info.digest} was announced as carried and is not here: send it again"
             )
         return path
 

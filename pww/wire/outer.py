@@ -52,7 +52,7 @@ class PayloadInfo(Message):
 
     codec: Name
     size_bytes: Count
-    sha256: Digest
+    digest: Digest
 
 
 class HeldOutSet(Message):

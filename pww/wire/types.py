@@ -17,7 +17,7 @@ ReplicaId = Annotated[
 Token = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
 """128 random bits in hex: incarnations, idempotency keys, delta ids, run ids."""
 Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
-"""SHA-256 in hex."""
+"""256 bits in hex: BLAKE3 of payloads and theta, SHA-256 of what describes a run."""
 DigestOrNone = Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{64})?$")]
 """A `Digest`, or "" where there is none."""
 TokenOrNone = Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{32})?$")]

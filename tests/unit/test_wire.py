@@ -39,7 +39,7 @@ SPACE = SpaceInfo(
     num_windows=9, block_windows=2, window_tokens=65, seed=0, epochs=1, permutation="p1",
     corpus="c" * 64, digest="d" * 64,
 )  # fmt: skip
-PAYLOAD = PayloadInfo(codec="fp32", size_bytes=10, sha256="a" * 64)
+PAYLOAD = PayloadInfo(codec="fp32", size_bytes=10, digest="a" * 64)
 VERDICT = Verdict(delta="1" * 32, outcome="merged", round=4)
 METRICS = PhaseMetrics(steps=10, tokens=80, loss=2.5, phase_seconds=1.5, tokens_per_s=53.3)
 GAUGES = Gauges(
@@ -278,7 +278,7 @@ BAD_TOKENS = ["", "1" * 31, "1" * 33, "G" * 32, "A" * 32, "1" * 32 + "\n", "../"
 def test_delta_ids_are_hex_because_they_become_file_names(token: str) -> None:
     refused(Verdict, tree(VERDICT) | {"delta": token})
     digest = token * 2 if len(token) == 32 else token
-    refused(PayloadInfo, tree(PAYLOAD) | {"sha256": digest})
+    refused(PayloadInfo, tree(PAYLOAD) | {"digest": digest})
 
 
 def test_a_codec_is_a_name() -> None:
