@@ -4,6 +4,7 @@ import hashlib
 import logging
 from pathlib import Path
 
+from pww.central.architecture import Decoder
 from pww.central.audit import reading
 from pww.central.final import FOLDER
 from pww.central.generations import Generation, Generations
@@ -63,7 +64,7 @@ def _export(config: Config, generation: Generation, folder: Path) -> Path:
     info = generation.info
     manifest, tokenizer = _tokenizer(config)
     facts = Facts(
-        seq_len=config.model.seq_len, round=info.round, state_hash=info.state_hash,
+        Decoder("qwen3", config.model.seq_len), round=info.round, state_hash=info.state_hash,
         end_of_document=None if manifest is None else manifest.end_of_document,
     )  # fmt: skip
     return export(generation.theta, folder, facts=facts, tokenizer=tokenizer)

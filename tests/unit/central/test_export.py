@@ -16,12 +16,14 @@ from lone_replica import Lone, alone
 
 from pww import export as command
 from pww.central import exporting, huggingface
-from pww.central.huggingface import CONFIG, MODEL, NAMES, Facts, architecture, export, their_name
+from pww.central.architecture import NAMES, Decoder, architecture, their_name
+from pww.central.huggingface import CONFIG, MODEL, Facts, export
 from pww.config import paths
 from pww.config.load import compose
 from pww.errors import StateError
 
-FACTS = Facts(seq_len=64, round=3, state_hash="a" * 64, end_of_document=0)
+DECODER = Decoder("qwen3", 64)
+FACTS = Facts(DECODER, round=3, state_hash="a" * 64, end_of_document=0)
 LAYERS, DIM, HEADS, KV_HEADS, HEAD_DIM, HIDDEN, ROWS = 2, 8, 4, 2, 6, 10, 32
 
 
@@ -74,8 +76,8 @@ def test_names_of_other_models_are_refused() -> None:
         their_name("layers.0.moe.w1")
     found = shapes()
     del found["layers.0.attention.q_norm.weight"]
-    with pytest.raises(StateError, match=r"not those of a dense Qwen3 .*q_norm.*only architecture"):
-        architecture(found, FACTS)
+    with pytest.raises(StateError, match=r"not those of a dense qwen3 .*q_norm.*only Qwen3"):
+        architecture(found, DECODER)
 
 
 def test_what_is_there_of_this_theta_is_not_written_again(tmp_path: Path) -> None:
@@ -84,7 +86,7 @@ def test_what_is_there_of_this_theta_is_not_written_again(tmp_path: Path) -> Non
     before = (folder / MODEL).stat().st_ino
     export(theta, folder, facts=FACTS, tokenizer=None)
     assert (folder / MODEL).stat().st_ino == before
-    other = Facts(seq_len=64, round=4, state_hash="b" * 64, end_of_document=0)
+    other = Facts(DECODER, round=4, state_hash="b" * 64, end_of_document=0)
     export(theta, folder, facts=other, tokenizer=None)
     assert (folder / MODEL).stat().st_ino != before
 
@@ -97,7 +99,7 @@ def test_a_full_disk_leaves_no_folder_that_looks_complete(tmp_path: Path, monkey
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    newer = Facts(seq_len=64, round=4, state_hash="b" * 64)
+    newer = Facts(DECODER, round=4, state_hash="b" * 64)
     with monkeypatch.context() as patched:
         patched.setattr(os, "fsync", full)
         with pytest.raises(StateError, match=r"export cannot be written .*No space left .*export"):

@@ -15,7 +15,8 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "integration" / "programs"))
 from reference_qwen3 import logits, state_of
 from tiny import PADDED, SEQ_LEN, TinyCorpus
 
-from pww.central.huggingface import QWEN3_EPS, QWEN3_ROPE_THETA, Facts, export
+from pww.central.architecture import QWEN3_EPS, QWEN3_ROPE_THETA, Decoder
+from pww.central.huggingface import Facts, export
 from pww.data.tokenizer import train_bpe
 from pww.trainer.titan import TitanTrainer
 from pww.transport.payload import write_theta
@@ -23,7 +24,7 @@ from pww.transport.payload import write_theta
 transformers = pytest.importorskip(
     "transformers", reason="transformers (in the dev extra) is not installed: exports go unchecked"
 )
-FACTS = Facts(seq_len=SEQ_LEN, round=7, state_hash="a" * 64, end_of_document=0)
+FACTS = Facts(Decoder("qwen3", SEQ_LEN), round=7, state_hash="a" * 64, end_of_document=0)
 
 
 def exported(trainer: TitanTrainer, folder: Path, tokenizer: Path | None = None) -> Path:
