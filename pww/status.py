@@ -226,7 +226,7 @@ def _show(place: Place, asked: Asked) -> int:
     from rich.console import Console
     from rich.live import Live
 
-    wide = None if sys.stdout.isatty() else 160  # a file has no width
+    wide = None if sys.stdout.isatty() else 200  # a file has no width
     console, clock, never = Console(width=wide), SystemClock(), threading.Event()
     first = status()
     if not asked.watch:
