@@ -35,7 +35,8 @@ if limit:
     resource.setrlimit(resource.RLIMIT_FSIZE, (int(limit), int(limit)))
 data = Data(
     name="sample", kind="text", files=(name,), roots=("text",), cache="cache", held_out=0.1,
-    tokenizer={"kind": "bpe", "vocab_size": 700}, max_windows=500,
+    tokenizer={"kind": "bpe", "vocab_size": 700}, max_windows=500, column="text",
+    workers=0,
 )
 try:
     corpus = prepare(data, seq_len=32, vocab_multiple=64, project=Path(project))
