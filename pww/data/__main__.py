@@ -8,6 +8,7 @@ corpus in both. Never imports torch.
 """
 
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -39,7 +40,7 @@ def main(argv: Sequence[str]) -> int:
     except ConfigError as fault:
         print(fault, file=sys.stderr)
         return fault.exit_code
-    told = " ".join(["python -m pww.data tokenize", *words])
+    told = shlex.join(["python", "-m", "pww.data", "tokenize", *words])
 
     def task(config: Config) -> int:
         return show(config, asked, command=told) if command == "show" else tokenize(config, words)
@@ -55,7 +56,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def tokenize(config: Config, words: Sequence[str]) -> int:
-    """Makes the corpus that a training with this configuration reads, unless it is there already."""
+    """Makes the corpus that a training with this configuration reads, unless it is there."""
     from pww import log
     from pww.data.corpus import prepare
 
@@ -71,7 +72,7 @@ def tokenize(config: Config, words: Sequence[str]) -> int:
     print(
         f"{made.num_windows:,} windows of {made.seq_len} tokens and the next; digest {made.digest}"
     )
-    print(" ".join(["train on it with: python -m pww.train", *words]))
+    print(f"train on it with: {shlex.join(['python', '-m', 'pww.train', *words])}")
     return 0
 
 

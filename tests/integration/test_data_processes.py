@@ -157,8 +157,11 @@ def test_a_disk_that_fills_up_is_one_sentence_and_leaves_nothing(project, refere
     entry = project / "cache" / reference["folder"]
     assert err.splitlines()[-1] == (
         f"cannot write the tokenised corpus {entry}: File too large;"
-        " make room there, or set data.cache to another folder"
+        " make room there and start again (finished pieces are kept), or set data.cache to another"
+        " folder"
     )
     assert "Traceback" not in err
-    assert [path.name for path in (project / "cache").iterdir()] == [f"{entry.name}.lock"]
+    left = sorted(path.name for path in (project / "cache").iterdir())
+    assert left == [f"{entry.name}.lock", f"{entry.name}.pieces"]
     assert result(start(project))[0] == reference
+    assert not list((project / "cache").glob("*.pieces"))

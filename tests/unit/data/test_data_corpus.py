@@ -379,7 +379,7 @@ def test_a_cache_that_cannot_be_written_is_refused(made, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(
         DataError,
-        match=r"cannot write the tokenised corpus .*file/sample-\w{16}: .*; make room there,"
-        r" or set data.cache to another folder",
+        match=r"cannot write the tokenised corpus .*file/sample-\w{16}: .*; make room there"
+        r" and start again \(finished pieces are kept\), or set data.cache to another folder",
     ):
         made(cache="file")
