@@ -27,7 +27,7 @@ from pww.data.tokenizer import TextTokenizer
 from pww.data.work import Advance, Cut, Text, Tokenised, count, tokenise
 from pww.errors import DataError, WorkerLost
 
-ALONE_BYTES = 32 << 20
+ALONE_BYTES = 16 << 20
 """Below this many bytes of raw files the start of processes would cost more than it saves."""
 STOP_S = 10.0
 PACKAGE_PARENT = Path(__file__).resolve().parents[2]
@@ -60,10 +60,9 @@ class Workers(Protocol):
 
 def num_processes(workers: int, pieces: Sequence[Piece]) -> int:
     """Processes for these pieces; 0: this one alone."""
-    if sum(piece.size_bytes for piece in pieces) < ALONE_BYTES or len(pieces) < 1:
+    if not workers and sum(piece.size_bytes for piece in pieces) < ALONE_BYTES:
         return 0
-    cores = len(os.sched_getaffinity(0))
-    return min(workers or cores, len(pieces))
+    return min(workers or len(os.sched_getaffinity(0)), len(pieces))
 
 
 @contextmanager

@@ -35,4 +35,4 @@ class Data(Section):
     tokenizer: Annotated[BpeTokenizer | FileTokenizer, Field(discriminator="kind")]
     held_out: Annotated[float, Field(gt=0, lt=0.5)]  # share of the windows kept for evaluation
     max_windows: Annotated[int, Field(ge=0)]  # 0: all
-    workers: Annotated[int, Field(ge=0, le=1024)]  # processes that tokenise; 0: one a core
+    workers: Annotated[int, Field(ge=0, le=1024)]  # processes that tokenise; 0: as large as it is
