@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
@@ -191,6 +191,14 @@ class _Process:
                 return done
             advance(said.chars)
 
+    def end(self) -> None:
+        """Ends the process, whatever it does: only what it said it finished counts."""
+        self._process.kill()
+        self._process.wait()
+        with suppress(OSError):  # what it was told last never arrived
+            self._in.close()
+        self._out.close()
+
     def _gone(self) -> WorkerLost:
         try:
             code = self._process.wait(STOP_S)
@@ -198,7 +206,7 @@ class _Process:
             code = 0
         how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
         return WorkerLost(
-            f"a tokenising process ended early ({how}; SIGKILL: often for want of memory); start"
+            f"a tokenising process ended early ({how}), often for want of memory; start"
             " again, with fewer of them (data.workers=N) if need be: what is tokenised is kept"
         )
 
@@ -215,17 +223,17 @@ def _started(job: Job, *, threads: int) -> Iterator[_Process]:
         "OMP_NUM_THREADS": "1",
         "OPENBLAS_NUM_THREADS": "1",
     }
-    with subprocess.Popen(
+    process = subprocess.Popen(
         [sys.executable, "-m", "pww.data.worker"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
         encoding="utf-8",
         env=env,
-    ) as process:
-        try:
-            worker = _Process(process)
-            worker.tell(job.model_dump_json())
-            yield worker
-        finally:
-            process.kill()  # whatever it does: only what it said it finished counts
+    )
+    worker = _Process(process)
+    try:
+        worker.tell(job.model_dump_json())
+        yield worker
+    finally:
+        worker.end()
