@@ -95,9 +95,12 @@ def _counted_pieces(
     """What every piece holds: the first reading."""
     _log.info("preparing corpus %s: reading its text", data.name)
     orders = [Order(i, piece) for i, piece in enumerate(pieces) if i not in kept.texts]
-    with progress("reading", num_chars=None, clock=clock) as advance:
-        for number, done in workers.run(orders, advance):
+    # Characters are not known before, the files' sizes are
+    total = sum(order.piece.size_bytes for order in orders)
+    with progress("reading", total=total, clock=clock, unit="bytes") as advance:
+        for number, done in workers.run(orders, lambda _: None):
             kept.add(number, done)
+            advance(pieces[number].size_bytes)
     texts = [kept.texts[i] for i in range(len(pieces))]
     if not sum(text.num_documents for text in texts):
         raise DataError(
@@ -121,7 +124,7 @@ def _tokenizer(
         return read_tokenizer(path)
     assert isinstance(data.tokenizer, BpeTokenizer)
     size = data.tokenizer.vocab_size
-    with progress("reading for the tokenizer", num_chars=num_chars, clock=clock) as advance:
+    with progress("reading for the tokenizer", total=num_chars, clock=clock) as advance:
         texts = (text for text in documents(source) if text.strip())
         parts = split(texts, section_chars=section_chars, held_out=data.held_out)
         return train_bpe(_training_text(_counted(parts, advance), vocab_size=size), vocab_size=size)
@@ -152,7 +155,7 @@ def _tokenise(
             len(pieces),
         )
     num_chars = sum(texts[order.number].num_chars for order in orders)
-    with progress("tokenising", num_chars=num_chars, clock=clock) as advance:
+    with progress("tokenising", total=num_chars, clock=clock) as advance:
         for number, done in workers.run(orders, advance):
             assert isinstance(done, Tokenised)
             if done.text != texts[number]:
