@@ -109,6 +109,13 @@ def outer_fits(config: Config) -> Iterator[str]:
         )
 
 
+def sets_have_names(config: Config) -> Iterator[str]:
+    """A set is a column of its own."""
+    names = [one.name for one in config.evaluation.sets]
+    for name in sorted({name for name in names if names.count(name) > 1}):
+        yield f"evaluation.sets: two are called {name}; give each a name of its own"
+
+
 def norm_clip_fits(config: Config) -> Iterator[str]:
     """A limit below the median would shrink every delta of a round of equals."""
     clip = config.diloco.norm_clip
@@ -285,6 +292,7 @@ RULES = (
     Rule(("model",), heads_fit),
     Rule(("diloco.outer",), outer_fits),
     Rule(("diloco.norm_clip",), norm_clip_fits),
+    Rule(("evaluation.sets",), sets_have_names),
     Rule(("codec",), coarse_has_feedback),
     Rule(("darl.heartbeat_s", "darl.detect_s", "darl.ttl_floor_s"), heartbeats_fit),
     Rule(("transport.retry_first_s", "transport.retry_max_s"), retries_fit),

@@ -109,6 +109,10 @@ def test_two_sites_one_central_and_the_audit(
     done = project.run(*words(audit))
     assert done.returncode == 0, done.stdout
     assert re.search(r"exactly once [1-9]\d*, lost 0, doubled 0", done.stdout)
+    final = project.outputs / "central-tinyshakespeare" / "final"
+    exported = {"config.json", "model.safetensors", "tokenizer.json", "theta.safetensors"}
+    assert exported <= {path.name for path in final.iterdir()}
+    assert "export   outputs/central-tinyshakespeare/final" in children[0].text()
 
 
 def test_the_demonstration_with_a_kill_and_a_late_site(project: Project) -> None:
