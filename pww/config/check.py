@@ -280,6 +280,8 @@ def tokenizer_fits(config: Config) -> Iterator[str]:
         yield f"data.files=[]: data.kind={data.kind} needs at least one file or pattern"
     if data.kind != "pydocs" and not data.roots:
         yield "data.roots=[]: name at least one folder to look for data.files in"
+    if data.kind in ("pydocs", "text") and data.column != "text":
+        yield f"data.column={data.column}: data.kind={data.kind} has no columns or keys; use text"
 
 
 RULES = (
@@ -307,6 +309,6 @@ RULES = (
         roles_fit,
     ),
     Rule(("central.url", "central.bundle"), url_is_guarded),
-    Rule(("data.kind", "data.files", "data.roots"), tokenizer_fits),
+    Rule(("data.kind", "data.files", "data.roots", "data.column"), tokenizer_fits),
     *(Rule(keys, rule) for keys, rule in check_site.RULES),
 )
