@@ -45,8 +45,6 @@ LLAMA3_ROPE = {
     "original_max_position_embeddings": 8192,
 }  # fmt: skip
 """Llama 3.1's longer reach, as torchtitan scales it."""
-LLAMA3_HEADS = {"1B": 64, "3B": 128, "8B": 128, "70B": 128, "405B": 128}
-"""Values of a head, by flavour."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ import hashlib
 import logging
 from pathlib import Path
 
-from pww.central.architecture import LLAMA3_HEADS, Decoder
+from pww.central.architecture import Decoder
 from pww.central.audit import reading
 from pww.central.final import FOLDER
 from pww.central.generations import Generation, Generations
@@ -12,7 +12,6 @@ from pww.central.huggingface import TOKENIZER, Facts, export
 from pww.config import paths
 from pww.config.load import read_config
 from pww.config.schema import Config
-from pww.config.schema.model import Model
 from pww.data import prepare
 from pww.data.manifest import Manifest, read_manifest
 from pww.errors import DataError, PwwError, StateError
@@ -61,28 +60,11 @@ def export_run(run: Path, out: Path | None) -> Path:
     return _export(config, generation, folder)
 
 
-def decoder_of(model: Model) -> Decoder:
-    """Which decoder a configured model is.
-
-    Raises:
-        StateError: it is none of torchtitan's.
-    """
-    told = model.model_dump()  # of whichever kind: what is not there is a Qwen3's
-    if told["kind"] == "hf":
-        raise StateError(
-            f"model={model.name} is transformers' own and is not exported: its tensors are in "
-            "theta.safetensors under their names there, with `model.` in front"
-        )
-    if told.get("family", "qwen3") == "qwen3":
-        return Decoder("qwen3", model.seq_len)
-    return Decoder("llama3", model.seq_len, told.get("head_dim") or LLAMA3_HEADS[told["flavor"]])
-
-
 def _export(config: Config, generation: Generation, folder: Path) -> Path:
     info = generation.info
     manifest, tokenizer = _tokenizer(config)
     facts = Facts(
-        decoder_of(config.model), round=info.round, state_hash=info.state_hash,
+        Decoder("qwen3", config.model.seq_len), round=info.round, state_hash=info.state_hash,
         end_of_document=None if manifest is None else manifest.end_of_document,
     )  # fmt: skip
     return export(generation.theta, folder, facts=facts, tokenizer=tokenizer)

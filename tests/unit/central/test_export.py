@@ -5,7 +5,6 @@ import json
 import os
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -162,20 +161,6 @@ def test_a_model_that_is_not_known_is_a_sentence(run: Path, monkeypatch, capsys)
     config = compose(["run.name=run"])
     line = exporting.export_final(config, run, generation)
     assert line.startswith("export   none: tensor ")
-
-
-def test_which_decoder_a_model_is() -> None:
-    def of(**told: object) -> Decoder:
-        model = SimpleNamespace(model_dump=lambda: told, seq_len=64, name="x")
-        return exporting.decoder_of(model)  # type: ignore[arg-type]
-
-    assert exporting.decoder_of(compose([]).model) == Decoder("qwen3", 64)
-    assert of(kind="shipped", family="qwen3", flavor="8B") == Decoder("qwen3", 64)
-    assert of(kind="shipped", family="llama3", flavor="8B") == Decoder("llama3", 64, 128)
-    assert of(kind="shipped", family="llama3", flavor="1B") == Decoder("llama3", 64, 64)
-    assert of(kind="custom", family="llama3", head_dim=16) == Decoder("llama3", 64, 16)
-    with pytest.raises(StateError, match=r"model=x is transformers' own and is not exported"):
-        of(kind="hf", config="gpt2")
 
 
 @pytest.mark.parametrize(
