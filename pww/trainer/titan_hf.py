@@ -7,6 +7,7 @@ model's own rules, and deals them out: theta(0) does not depend on the number of
 Import after `titan_cpu.install`.
 """
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -125,11 +126,8 @@ def transformers_config(model: HfModel, *, padded_vocab: int) -> Any:
         "pad_token_id": None,
     }
     try:
-        if Path(model.config).is_dir():
-            plain = AutoConfig.from_pretrained(model.config, local_files_only=True)
-        else:
-            plain = AutoConfig.for_model(model.config)
-        names = sorted({*plain.to_dict(), *(plain.attribute_map or {})})
+        kind, given = _named(model.config)
+        names = sorted(AutoConfig.for_model(kind, **given).to_dict())
         unknown = [name for name in model.changes if name not in names]
         if unknown:
             raise ConfigError(
@@ -139,8 +137,8 @@ def transformers_config(model: HfModel, *, padded_vocab: int) -> Any:
                     for name in unknown
                 ]
             )
-        kept = {k: v for k, v in plain.to_dict().items() if k not in model.changes}
-        return type(plain).from_dict({**kept, **model.changes, **ours})
+        # All at once: sizes that follow from others are worked out from these
+        return AutoConfig.for_model(kind, **{**given, **model.changes, **ours})
     except (OSError, ValueError, TypeError) as fault:
         text = " ".join(str(fault).split())[:300]
         raise ConfigError(
@@ -150,6 +148,14 @@ def transformers_config(model: HfModel, *, padded_vocab: int) -> Any:
                 "config.json"
             ]
         ) from None
+
+
+def _named(config: str) -> tuple[str, dict[str, Any]]:
+    """The model type, and what the folder's config.json says if it is a folder."""
+    if not Path(config).is_dir():
+        return config, {}
+    given = json.loads(Path(config, "config.json").read_text(encoding="utf-8"))
+    return given.pop("model_type", "(none)"), given
 
 
 def parallelize(model: HfDecoder, **given: Any) -> HfDecoder:
