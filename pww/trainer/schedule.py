@@ -12,9 +12,9 @@ from pww.config.schema import Optim
 def lr_at(progress: float, optim: Optim) -> float:
     """The rate at `progress` (committed / total windows; clamped to [0, 1]).
 
-    Rises linearly from 0 over the first `warmup` of the corpus. Then it is constant; or goes down to
-    `min_lr * lr` at the end, as half a cosine over all of the rest, or (wsd: warm up, stay, decay)
-    on a line over the last `decay_share` of the corpus.
+    Rises linearly from 0 over the first `warmup` of the corpus. Then it is constant; or goes down
+    to `min_lr * lr` at the end, as half a cosine over all of the rest, or (wsd: warm up, stay,
+    decay) on a line over the last `decay_share` of the corpus.
     """
     p = min(max(progress, 0.0), 1.0)
     if p < optim.warmup:

@@ -41,4 +41,3 @@ def truncated(std: float, *, limit: float = 2.0) -> Inits:
     """A normal distribution without its tails beyond `limit`."""
     draw = whole(partial(nn.init.trunc_normal_, std=std, a=-limit, b=limit))
     return {"weight": draw, "bias": nn.init.zeros_}
-

@@ -22,7 +22,7 @@ class Optimizers(OptimizersContainer):  # type: ignore[misc]
 
     @dataclass(kw_only=True, slots=True)
     class Config(OptimizersContainer.Config):  # type: ignore[misc]
-        """Torchtitan's own fields; a group of Muon's has no pattern, it gets `matrices`."""
+        """Of torchtitan's fields only the groups; one of Muon's gets `matrices` for a pattern."""
 
     def __init__(self, config: Config, *, model_parts: list[nn.Module]) -> None:
         names = [re.escape(name) for part in model_parts for name in matrices(part)]
@@ -32,7 +32,7 @@ class Optimizers(OptimizersContainer):  # type: ignore[misc]
             else group
             for group in config.param_groups
         ]
-        super().__init__(replace(config, param_groups=groups), model_parts=model_parts)
+        super().__init__(self.Config(param_groups=groups), model_parts=model_parts)
 
     @staticmethod
     def _resolve_optimizer_factory(name: str) -> Callable[..., Optimizer]:

@@ -86,7 +86,6 @@ def run(folder: Path, optim: Any) -> None:
         torch.save(out, folder / f"odd{ranks.world}.pt")
     if ranks.world == 1:
         many_updates(model, folder, ranks)
-    del model, container, mesh
     ranks.close()
 
 
@@ -111,4 +110,3 @@ def control() -> float:
     for _ in range(UPDATES):
         total += 1e-3
     return float(total)
-

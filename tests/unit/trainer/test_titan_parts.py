@@ -190,8 +190,9 @@ def num_parameters(model: ShippedModel) -> int:
 @pytest.mark.parametrize(
     ("flavor", "dim", "layers", "heads", "kv_heads", "hidden"),
     [
-        ("1B", 2048, 16, 32, 8, 8192), ("3B", 3072, 28, 24, 8, 8192), ("8B", 4096, 32, 32, 8, 14336),
-        ("70B", 8192, 80, 64, 8, 28672), ("405B", 16384, 126, 128, 8, 53248),
+        ("1B", 2048, 16, 32, 8, 8192), ("3B", 3072, 28, 24, 8, 8192),
+        ("8B", 4096, 32, 32, 8, 14336), ("70B", 8192, 80, 64, 8, 28672),
+        ("405B", 16384, 126, 128, 8, 53248),
     ],
 )  # fmt: skip
 def test_llama_flavours_have_the_published_sizes(
