@@ -39,8 +39,8 @@ _OBJECT = re.compile(r"/v1/blobs/([0-9a-f]{64})\Z")
 _UPLOAD = re.compile(r"/v1/blobs/([0-9a-f]{64})/([0-9]{1,18})(?:/([0-9]{1,10}|commit))?\Z")
 _CRC = re.compile(r"[0-9a-f]{8}\Z")
 ROUTES = (
-    "no such route here: POST /v1/blobs/SHA256/SIZE, PUT /v1/blobs/SHA256/SIZE/PIECE, "
-    "POST /v1/blobs/SHA256/SIZE/commit, GET /v1/blobs/SHA256, GET /health"
+    "no such route here: POST /v1/blobs/DIGEST/SIZE, PUT /v1/blobs/DIGEST/SIZE/PIECE, "
+    "POST /v1/blobs/DIGEST/SIZE/commit, GET /v1/blobs/DIGEST, GET /health"
 )
 Headers = dict[bytes, bytes]
 
@@ -123,17 +123,17 @@ class BlobApp:
         found = _UPLOAD.match(path)
         if not found or method not in ("POST", "PUT"):
             raise BlobFault(ROUTES, status=404)
-        sha256, size_bytes, last = found[1], int(found[2]), found[3]
+        digest, size_bytes, last = found[1], int(found[2]), found[3]
         if method == "PUT" and last not in (None, "commit"):
-            find = partial(self._store.upload, sha256, size_bytes, replica=replica)
+            find = partial(self._store.upload, digest, size_bytes, replica=replica)
             await self._take_piece(await self._aside(find), int(last), headers, receive)
             await _answer(send, 204, b"")
         elif method == "POST" and last is None:
-            begin = partial(self._store.begin, sha256, size_bytes, replica=replica)
+            begin = partial(self._store.begin, digest, size_bytes, replica=replica)
             state = await self._aside(begin)
             await _answer(send, 200, state.model_dump_json().encode())
         elif method == "POST" and last == "commit":
-            status, body = await self._commit(sha256, size_bytes, replica)
+            status, body = await self._commit(digest, size_bytes, replica)
             await _answer(send, status, body)
         else:
             raise BlobFault(ROUTES, status=404)
@@ -200,12 +200,12 @@ class BlobApp:
             if writing is not None:
                 await writing
 
-    async def _commit(self, sha256: str, size_bytes: int, replica: str) -> tuple[int, bytes]:
+    async def _commit(self, digest: str, size_bytes: int, replica: str) -> tuple[int, bytes]:
         """One check for all who ask; its outcome is kept until somebody heard it."""
-        key = (sha256, size_bytes, replica)
+        key = (digest, size_bytes, replica)
         running = self._commits.get(key)
         if running is None:
-            call = partial(self._store.commit, sha256, size_bytes, replica=replica)
+            call = partial(self._store.commit, digest, size_bytes, replica=replica)
             running = asyncio.get_running_loop().run_in_executor(self._disk, call)
             self._commits[key] = running
         await asyncio.wait({running}, timeout=COMMIT_S)
@@ -216,18 +216,18 @@ class BlobApp:
 
     # -------------------------------------------------------------------------------- downloads
 
-    async def _download(self, sha256: str, method: str, headers: Headers, send: Any) -> None:
+    async def _download(self, digest: str, method: str, headers: Headers, send: Any) -> None:
         """The object or a range of it, exactly as long as announced or broken off."""
-        path = self._store.path(sha256)
+        path = self._store.path(digest)
         if path is None:
             raise BlobFault(
-                f"no object {sha256[:16]}… here: it was never complete, or was removed",
+                f"no object {digest[:16]}… here: it was never complete, or was removed",
                 status=ABSENT,
             )
         fd = await self._aside(lambda: os.open(path, os.O_RDONLY | os.O_CLOEXEC))
         try:
             size_bytes = os.fstat(fd).st_size
-            tag = etag(sha256).encode()
+            tag = etag(digest).encode()
             wanted = headers.get(b"range", b"").decode("latin-1")
             if headers.get(b"if-range", tag) != tag:
                 wanted = ""  # of another object: the whole, by the rule

@@ -37,14 +37,14 @@ class BlobFault(PwwError):
 class Upload:
     """An upload of one replica; it goes on after a restart of either side. Thread-safe."""
 
-    def __init__(self, base: Path, *, sha256: str, size_bytes: int, piece_bytes: int) -> None:
+    def __init__(self, base: Path, *, digest: str, size_bytes: int, piece_bytes: int) -> None:
         """Goes on with what is at `base`.
 
         Raises:
             OSError: it cannot be made.
         """
-        self._file = PieceFile(base, sha256=sha256, size_bytes=size_bytes, piece_bytes=piece_bytes)
-        self.sha256, self.size_bytes, self.piece_bytes = sha256, size_bytes, piece_bytes
+        self._file = PieceFile(base, digest=digest, size_bytes=size_bytes, piece_bytes=piece_bytes)
+        self.digest, self.size_bytes, self.piece_bytes = digest, size_bytes, piece_bytes
         self._lock = threading.Lock()
         self._writers: dict[int, PieceWriter] = {}
         self._open = True
@@ -111,7 +111,7 @@ class Upload:
         missing = len(self._file.missing())
         if missing:
             raise BlobFault(
-                f"{missing} pieces of {self.sha256[:16]}… are missing: begin again",
+                f"{missing} pieces of {self.digest[:16]}… are missing: begin again",
                 status=BEGIN_AGAIN,
             )
         with no_room():

@@ -1,7 +1,7 @@
-"""The blob store on disk: immutable objects by their SHA-256, uploaded by sites or published by us.
+"""The blob store on disk: immutable objects by their BLAKE3, uploaded by sites or published by us.
 
-    FOLDER/objects/SHA256                        complete: checked, durable, never changed
-    FOLDER/uploads/SHA256+SIZE+REPLICA.part      on its way in, with a `.done` beside it
+    FOLDER/objects/DIGEST                        complete: checked, durable, never changed
+    FOLDER/uploads/DIGEST+SIZE+REPLICA.part      on its way in, with a `.done` beside it
 
 A published file stays where its owner has it. What survives a crash: every complete object and all
 finished pieces; what is published is told again by its owner. A digest is checked to be 64 hex
@@ -27,7 +27,7 @@ MAX_BEGUN = 64
 """Unfinished uploads of one replica; another one costs it the oldest."""
 MAX_OPEN = 256
 """Uploads whose files are open; who begins many and finishes none takes no more than these."""
-_SHA256 = re.compile(r"[0-9a-f]{64}\Z")
+_DIGEST = re.compile(r"[0-9a-f]{64}\Z")
 _REPLICA = re.compile(r"([a-z0-9][a-z0-9_.-]{0,31}/[a-z0-9][a-z0-9_.-]{0,31})?\Z")
 _UPLOAD = re.compile(r"([0-9a-f]{64})\+([0-9]{1,19})\+[a-z0-9_.+-]*\Z")
 
@@ -73,7 +73,7 @@ class BlobStore:
         """Finds what is there, and removes what can only be rubbish."""
         now_s = self._clock.monotonic()
         for path in self._objects.iterdir():
-            if _SHA256.match(path.name):
+            if _DIGEST.match(path.name):
                 self._complete[path.name] = path.stat().st_size
                 self._used_s[path.name] = now_s
             else:
@@ -88,19 +88,19 @@ class BlobStore:
 
     # ------------------------------------------------------------------------- complete objects
 
-    def path(self, sha256: str) -> Path | None:
+    def path(self, digest: str) -> Path | None:
         """The complete object with this digest, published or uploaded."""
         with self._lock:
-            published, size_bytes = self._published.get(sha256, (None, 0))
+            published, size_bytes = self._published.get(digest, (None, 0))
             if published is not None and _is_whole(published, size_bytes):
                 return published
-            if sha256 not in self._complete:
+            if digest not in self._complete:
                 return None
-            if not _is_whole(self._objects / sha256, self._complete[sha256]):
-                self.discard(sha256)  # somebody was at the folder: it is brought again
+            if not _is_whole(self._objects / digest, self._complete[digest]):
+                self.discard(digest)  # somebody was at the folder: it is brought again
                 return None
-            self._used_s[sha256] = self._clock.monotonic()
-            return self._objects / sha256
+            self._used_s[digest] = self._clock.monotonic()
+            return self._objects / digest
 
     def publish(self, info: PayloadInfo, path: Path) -> None:
         """Offers an existing immutable file under its digest, without a copy, until `withdraw`.
@@ -115,29 +115,29 @@ class BlobStore:
                 "restore it"
             )
         with self._lock:
-            self._published[info.sha256] = (path, size_bytes)
+            self._published[info.digest] = (path, size_bytes)
 
-    def withdraw(self, sha256: str) -> None:
+    def withdraw(self, digest: str) -> None:
         """Ends a `publish`, if there is one; downloads that are being read go on."""
         with self._lock:
-            self._published.pop(sha256, None)
+            self._published.pop(digest, None)
 
-    def take(self, sha256: str) -> Path | None:
+    def take(self, digest: str) -> Path | None:
         """An uploaded object for the central's own use; it stays until `discard`."""
         with self._lock:
-            path = self.path(sha256)
-            if path is None or sha256 not in self._complete:
+            path = self.path(digest)
+            if path is None or digest not in self._complete:
                 return None
-            self._taken.add(sha256)
-            return self._objects / sha256
+            self._taken.add(digest)
+            return self._objects / digest
 
-    def discard(self, sha256: str) -> None:
+    def discard(self, digest: str) -> None:
         """Removes an uploaded object; nothing happens if there is none."""
         with self._lock:
-            self._taken.discard(sha256)
-            if self._complete.pop(sha256, None) is not None:
-                self._used_s.pop(sha256, None)
-                (self._objects / sha256).unlink(missing_ok=True)
+            self._taken.discard(digest)
+            if self._complete.pop(digest, None) is not None:
+                self._used_s.pop(digest, None)
+                (self._objects / digest).unlink(missing_ok=True)
 
     def collect(self, keep: Collection[str], *, older_than_s: float) -> int:
         """Removes what was not used for so long: objects not in `keep` nor taken, and uploads.
@@ -163,38 +163,38 @@ class BlobStore:
 
     # ---------------------------------------------------------------------------------- uploads
 
-    def begin(self, sha256: str, size_bytes: int, *, replica: str) -> BlobState:
+    def begin(self, digest: str, size_bytes: int, *, replica: str) -> BlobState:
         """Begins an upload or goes on with it.
 
         Raises:
             BlobFault: no room (507).
             OSError: the disk failed.
         """
-        if self.path(sha256) is not None:
+        if self.path(digest) is not None:
             return BlobState(complete=True, piece_bytes=self._piece_bytes, missing=[])
         with self._lock:
-            name = _name(sha256, size_bytes, replica)
+            name = _name(digest, size_bytes, replica)
             if name not in self._reserved:
                 self._must_have_room(name, size_bytes, replica)
-            upload = self._upload(name, sha256, size_bytes)
+            upload = self._upload(name, digest, size_bytes)
         return BlobState(
             complete=False, piece_bytes=self._piece_bytes, missing=runs(upload.missing())
         )
 
-    def upload(self, sha256: str, size_bytes: int, *, replica: str) -> Upload:
+    def upload(self, digest: str, size_bytes: int, *, replica: str) -> Upload:
         """An upload that was begun, in this process or an earlier one.
 
         Raises:
             BlobFault: it was not, or was collected (409).
             OSError: the disk failed.
         """
-        name = _name(sha256, size_bytes, replica)
+        name = _name(digest, size_bytes, replica)
         with self._lock:
             if name not in self._reserved:
                 raise BlobFault("no such upload: begin again", status=BEGIN_AGAIN)
-            return self._upload(name, sha256, size_bytes)
+            return self._upload(name, digest, size_bytes)
 
-    def commit(self, sha256: str, size_bytes: int, *, replica: str) -> BlobState:
+    def commit(self, digest: str, size_bytes: int, *, replica: str) -> BlobState:
         """Checks the whole and makes it an object. May take long; a repeated call is fine.
 
         Raises:
@@ -202,14 +202,14 @@ class BlobStore:
             OSError: the disk failed; it can be tried again.
         """
         done = BlobState(complete=True, piece_bytes=self._piece_bytes, missing=[])
-        if self.path(sha256) is not None:
+        if self.path(digest) is not None:
             with self._lock:
-                self._forget(_name(sha256, size_bytes, replica))
+                self._forget(_name(digest, size_bytes, replica))
             return done
-        upload = self.upload(sha256, size_bytes, replica=replica)
-        name = _name(sha256, size_bytes, replica)
+        upload = self.upload(digest, size_bytes, replica=replica)
+        name = _name(digest, size_bytes, replica)
         try:
-            upload.publish(self._objects / sha256)
+            upload.publish(self._objects / digest)
         except BlobFault as fault:
             if fault.status not in (BEGIN_AGAIN, FULL):
                 with self._lock:
@@ -220,11 +220,11 @@ class BlobStore:
                 self._forget(name)
             raise BlobFault("the upload is gone: begin again", status=BEGIN_AGAIN) from why
         with self._lock:
-            if not (self._objects / sha256).exists():  # another's equal one was used up meanwhile
+            if not (self._objects / digest).exists():  # another's equal one was used up meanwhile
                 self._forget(name)
                 raise BlobFault("the object was taken and removed: begin again", status=BEGIN_AGAIN)
-            self._complete[sha256] = size_bytes
-            self._used_s[sha256] = self._clock.monotonic()
+            self._complete[digest] = size_bytes
+            self._used_s[digest] = self._clock.monotonic()
             self._forget(name)
         return done
 
@@ -235,7 +235,7 @@ class BlobStore:
                 upload.close()
             self._open.clear()
 
-    def _upload(self, name: str, sha256: str, size_bytes: int) -> Upload:
+    def _upload(self, name: str, digest: str, size_bytes: int) -> Upload:
         self._used_s[name] = self._clock.monotonic()
         if name not in self._open:
             while len(self._open) >= MAX_OPEN:  # each has two files open; it goes on when asked for
@@ -243,7 +243,7 @@ class BlobStore:
                 self._open.pop(idle).close()
             with no_room():
                 self._open[name] = Upload(
-                    self._uploads / name, sha256=sha256, size_bytes=size_bytes,
+                    self._uploads / name, digest=digest, size_bytes=size_bytes,
                     piece_bytes=self._piece_bytes,
                 )  # fmt: skip
             self._reserved[name] = size_bytes
@@ -284,11 +284,11 @@ class BlobStore:
         self._used_s.pop(name, None)
 
 
-def _name(sha256: str, size_bytes: int, replica: str) -> str:
+def _name(digest: str, size_bytes: int, replica: str) -> str:
     """The file name of an upload: nothing but hex digits and a replica id gets into a path."""
-    assert _SHA256.match(sha256), "digests are validated where they come in"
+    assert _DIGEST.match(digest), "digests are validated where they come in"
     assert _REPLICA.match(replica), "replica ids are validated where they come in"
-    return f"{sha256}+{size_bytes}{_owner(replica)}"
+    return f"{digest}+{size_bytes}{_owner(replica)}"
 
 
 def _owner(replica: str) -> str:

@@ -29,11 +29,11 @@ class Blobs:
 
     def take(self, info: PayloadInfo) -> Path | None:
         """An uploaded object, or one that we publish: equal bytes are one object."""
-        return self._store.take(info.sha256) or self._store.path(info.sha256)
+        return self._store.take(info.digest) or self._store.path(info.digest)
 
     def discard(self, info: PayloadInfo) -> None:
         """Removes an upload."""
-        self._store.discard(info.sha256)
+        self._store.discard(info.digest)
 
     def sweep(self) -> None:
         """Removes what nobody asked about for a day: uploads of sites that never came back."""
@@ -47,7 +47,7 @@ class Blobs:
 
     def withdraw(self, info: PayloadInfo) -> None:
         """Ends that."""
-        self._store.withdraw(info.sha256)
+        self._store.withdraw(info.digest)
 
 
 class Objects:
@@ -64,7 +64,7 @@ class Objects:
 
     def take(self, info: PayloadInfo) -> Path | None:
         """Brings an object here; None if it cannot be had, and the log says why."""
-        path = self._folder / info.sha256
+        path = self._folder / info.digest
         try:
             if not path.exists():
                 self._carrier.get(info, path)
@@ -79,8 +79,8 @@ class Objects:
 
     def discard(self, info: PayloadInfo) -> None:
         """Removes it here, and there if it is not what we publish: theta(0) is what a site put."""
-        (self._folder / info.sha256).unlink(missing_ok=True)
-        if info.sha256 not in self._published:
+        (self._folder / info.digest).unlink(missing_ok=True)
+        if info.digest not in self._published:
             self._remove(info)
 
     def sweep(self) -> None:
@@ -106,15 +106,15 @@ class Objects:
         while not self._put(info, path):
             if self._clock.wait(self._stop, AGAIN_S):
                 raise Stopped("stopped while theta was put where sites fetch it; it is durable")
-        self._published[info.sha256] = (info, path)
+        self._published[info.digest] = (info, path)
 
     def withdraw(self, info: PayloadInfo) -> None:
         """Removes it there; if that fails it stays, and the log says so."""
-        self._published.pop(info.sha256, None)
+        self._published.pop(info.digest, None)
         self._remove(info)
 
     def _remove(self, info: PayloadInfo) -> None:
         try:
-            self._carrier.remove(info.sha256)
+            self._carrier.remove(info.digest)
         except CentralError as why:
             log.warning("an object that is not needed any more stays: %s", why)

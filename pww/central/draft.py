@@ -1,6 +1,6 @@
 """A generation being written: its files hashed and written beside the arithmetic.
 
-SHA-256 and the copy into the page cache take longer than the outer step, and both let go of the
+BLAKE3 and the copy into the page cache take longer than the outer step, and both let go of the
 interpreter. So each file has a thread of its own, which gets pieces in order while the caller
 computes the next ones; a few recycled sets of buffers are all the memory in flight. A small model's
 pieces are written in the caller's thread: starting threads would cost more.
@@ -124,7 +124,7 @@ class Draft:
             self._free.append(self._reclaim())
         self._stop()
         theta, *others = (file.close() for file in self._files)
-        info = PayloadInfo(codec=EXACT, size_bytes=theta.size_bytes, sha256=theta.known_by)
+        info = PayloadInfo(codec=EXACT, size_bytes=theta.size_bytes, digest=theta.known_by)
         if self._update is None:
             return Finished(info, others[0].known_by)
         return Finished(info, others[0].known_by, others[1].known_by, self._update.close())
@@ -155,7 +155,7 @@ class Draft:
 @dataclass(frozen=True, slots=True)
 class _Closed:
     size_bytes: int
-    known_by: str  # SHA-256 or fingerprint
+    known_by: str  # BLAKE3 or fingerprint
 
 
 class _File:
@@ -182,7 +182,7 @@ class _File:
     def close(self) -> _Closed:
         written = self._writer.close()
         print_ = self._fingerprint
-        return _Closed(written.size_bytes, written.sha256 if print_ is None else print_.hexdigest())
+        return _Closed(written.size_bytes, written.digest if print_ is None else print_.hexdigest())
 
     def abort(self) -> None:
         self._writer.abort()

@@ -15,7 +15,7 @@ def publish_final(generation: Generation, run: Path) -> Path:
     """Puts a run's last theta into `run/final/theta.safetensors`; durable, and safe to repeat.
 
     A hard link where the disk has them. `final/theta.json` holds round, state hash, size and
-    SHA-256.
+    digest.
 
     Raises:
         StateError: the disk refused.

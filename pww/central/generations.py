@@ -144,7 +144,7 @@ class Generations:
                 draft.abort()
                 raise
             info = GenerationInfo(
-                round=round_, state_hash=made.theta.sha256, theta=made.theta, update=made.update,
+                round=round_, state_hash=made.theta.digest, theta=made.theta, update=made.update,
                 momentum_fingerprint=made.momentum, residual_fingerprint=made.residual,
             )  # fmt: skip
             write_durably(part / "generation.json", info.model_dump_json(indent=1).encode())
@@ -167,7 +167,7 @@ class Generations:
         """
         info = generation.info
         checks: list[tuple[Path, str, Check]] = [
-            (generation.theta, info.theta.sha256, _sha256),
+            (generation.theta, info.theta.digest, _digest),
             (generation.momentum, info.momentum_fingerprint, fingerprint),
         ]
         if generation.residual is not None:
@@ -244,6 +244,6 @@ def _damage(path: Path, known: str, check: Check) -> str:
     return "" if seen == known else f"{path} has fingerprint {seen}, written was {known}"
 
 
-def _sha256(theta: Path) -> str:
+def _digest(theta: Path) -> str:
     with TensorReader(theta) as reader:
-        return reader.sha256()
+        return reader.digest()

@@ -68,7 +68,7 @@ class InProcessExchange:
 
     def _seed_message(self) -> Seed:
         with TensorReader(self._seed) as reader:
-            info = PayloadInfo(codec=EXACT, size_bytes=reader.size_bytes, sha256=reader.sha256())
+            info = PayloadInfo(codec=EXACT, size_bytes=reader.size_bytes, digest=reader.digest())
             model = model_digest({name: reader.shape(name) for name in reader.names})
         return Seed(
             run=self._merger.books.run,

@@ -4,7 +4,6 @@ What survives a crash: every payload whose `put` returned. One without a row in 
 at the next start; its site sends it again.
 """
 
-import hashlib
 import os
 import re
 from collections.abc import Collection
@@ -12,6 +11,7 @@ from pathlib import Path
 
 from pww.errors import PayloadError
 from pww.folder import sync_folder
+from pww.transport.digest import file_digest, new_digest
 from pww.wire import PayloadInfo
 
 CHUNK = 4 << 20
@@ -46,14 +46,14 @@ class PayloadStore:
         try:
             if durable and _linked(source, part):
                 with part.open("rb") as file:
-                    digest = hashlib.file_digest(file, "sha256").hexdigest()
+                    digest = file_digest(file)
             else:
                 digest = _copy(source, part, limit_bytes=info.size_bytes)
             size = part.stat().st_size
-            if size != info.size_bytes or digest != info.sha256:
+            if size != info.size_bytes or digest != info.digest:
                 raise PayloadError(
-                    f"payload of delta {delta}: {info.size_bytes} bytes with SHA-256 "
-                    f"{info.sha256} were announced, {size} (or more) with {digest} came: damaged "
+                    f"payload of delta {delta}: {info.size_bytes} bytes with BLAKE3 "
+                    f"{info.digest} were announced, {size} (or more) with {digest} came: damaged "
                     "on the way; send it again"
                 )
             part.replace(final)
@@ -91,8 +91,8 @@ def _linked(source: Path, part: Path) -> bool:
 
 
 def _copy(source: Path, part: Path, *, limit_bytes: int) -> str:
-    """A durable copy and its SHA-256; of a file that is too long one chunk more is enough."""
-    digest, size = hashlib.sha256(), 0
+    """A durable copy and its BLAKE3; of a file that is too long one chunk more is enough."""
+    digest, size = new_digest(), 0
     with source.open("rb") as reader, part.open("wb") as writer:
         while size <= limit_bytes and (chunk := reader.read(CHUNK)):
             size += len(chunk)

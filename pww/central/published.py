@@ -113,9 +113,9 @@ class Published:
         self._current, self.shapes = generation, shapes_of(generation)
         if self._shelf is None:
             return
-        chain = {one.payload.sha256: (one.payload, self.update_path(one)) for one in self.updates}
+        chain = {one.payload.digest: (one.payload, self.update_path(one)) for one in self.updates}
         thetas = [one for one in (before, generation) if one is not None]
-        files = {one.info.theta.sha256: (one.info.theta, one.theta) for one in thetas} | chain
+        files = {one.info.theta.digest: (one.info.theta, one.theta) for one in thetas} | chain
         self._withdraw(self._shelved.keys() - files.keys())
         for digest, (info, path) in files.items():
             if digest not in self._shelved:

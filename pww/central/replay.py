@@ -158,7 +158,7 @@ def _theta0(kept: Kept, work: Generations, state_hash: str) -> Generation:
     """theta(0) as the ledger knows it: its file's digest is its state hash."""
     with TensorReader(kept.theta0) as reader:
         shapes = {name: reader.shape(name) for name in reader.names}
-        info = PayloadInfo(codec=EXACT, size_bytes=reader.size_bytes, sha256=state_hash)
+        info = PayloadInfo(codec=EXACT, size_bytes=reader.size_bytes, digest=state_hash)
     return write_theta0(work, kept.theta0, info=info, model=model_digest(shapes))
 
 

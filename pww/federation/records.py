@@ -8,7 +8,6 @@ One array, so that Flower cuts it into its 5 MiB objects whatever tensors are in
 answers it has received it.
 """
 
-import hashlib
 import secrets
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -17,6 +16,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from pydantic import Field, TypeAdapter, ValidationError
 
 from pww.errors import PayloadError
+from pww.transport.digest import file_digest, new_digest
 from pww.wire import PROTOCOL, Invitation, Offer, PayloadInfo, Seed
 
 M = TypeVar("M", bound=Invitation | Offer | Seed)
@@ -55,8 +55,8 @@ def describe(path: Path, *, codec: str) -> PayloadInfo:
     """
     try:
         with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        return PayloadInfo(codec=codec, size_bytes=path.stat().st_size, sha256=digest)
+            digest = file_digest(file)
+        return PayloadInfo(codec=codec, size_bytes=path.stat().st_size, digest=digest)
     except OSError as fault:
         raise PayloadError(f"cannot read payload {path}: {fault.strerror}") from fault
 
@@ -125,10 +125,10 @@ def check_payload(data: bytes, info: PayloadInfo) -> None:
         raise PayloadError(
             f"payload has {len(data)} bytes, announced are {info.size_bytes}: it is another file"
         )
-    digest = hashlib.sha256(data).hexdigest()
-    if digest != info.sha256:
+    digest = new_digest(data).hexdigest()
+    if digest != info.digest:
         raise PayloadError(
-            f"payload has SHA-256 {digest}, announced is {info.sha256}: its bytes were changed"
+            f"payload has BLAKE3 {digest}, announced is {info.digest}: its bytes were changed"
         )
 
 

@@ -249,10 +249,10 @@ class Rounds(Strategy):  # type: ignore[misc]
         info = payload_of(invitation)
         if info is None or path is None:
             return ArrayRecord()
-        arrays = self._packed.pop(info.sha256, None)
+        arrays = self._packed.pop(info.digest, None)
         if arrays is None:
             arrays = pack_payload(path, info, limit_mb=self._limit_mb)
-        self._packed[info.sha256] = arrays
+        self._packed[info.digest] = arrays
         while len(self._packed) > PACKED:
             del self._packed[next(iter(self._packed))]
         self._link.grid.pin(arrays)

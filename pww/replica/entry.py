@@ -17,9 +17,9 @@ from pww.wire import Offer, PayloadInfo, Verdict
 NOTHING = PayloadInfo(
     codec="none",
     size_bytes=0,
-    sha256="e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855",
+    digest="af1349b9f5f9a1a6a0404dea36dcc9499bcb25c9adc112b7cc9a93cae41f3262",
 )
-"""The payload of a delta that is not finite: no bytes (their SHA-256)."""
+"""The payload of a delta that is not finite: no bytes (their BLAKE3)."""
 
 DELTA = "delta.safetensors"
 RESIDUAL = "residual.safetensors"

@@ -28,7 +28,7 @@ BITE = 512 << 10
 def download(link: BlobLink, info: PayloadInfo, path: Path) -> None:
     """Raises as `Carrier.get`."""
     progress = Progress(
-        f"downloading {info.sha256[:12]}…", total_bytes=info.size_bytes, clock=link.clock
+        f"downloading {info.digest[:12]}…", total_bytes=info.size_bytes, clock=link.clock
     )
     try:
         try:
@@ -50,7 +50,7 @@ def download(link: BlobLink, info: PayloadInfo, path: Path) -> None:
 
 def _once(link: BlobLink, info: PayloadInfo, path: Path, progress: Progress) -> None:
     file = PieceFile(
-        path, sha256=info.sha256, size_bytes=info.size_bytes, piece_bytes=link.tuning.piece_bytes
+        path, digest=info.digest, size_bytes=info.size_bytes, piece_bytes=link.tuning.piece_bytes
     )
     try:
         pieces = file.missing()
@@ -66,8 +66,8 @@ def _fetch_piece(
     file: PieceFile, info: PayloadInfo, progress: Progress, peer: BlobPeer, number: int
 ) -> None:
     start, stop = file.span(number)
-    headers = {"range": ask_range(start, stop), "if-range": etag(info.sha256)}
-    reply = peer.open("GET", info.sha256, headers=headers)
+    headers = {"range": ask_range(start, stop), "if-range": etag(info.digest)}
+    reply = peer.open("GET", info.digest, headers=headers)
     if reply.status not in (200, 206):
         fault = peer.judged(reply, peer.small(reply))
         # theta of a round that is over, say: the next invitation names another
@@ -100,7 +100,7 @@ def _wrong(reply: http.client.HTTPResponse, info: PayloadInfo, start: int, stop:
         return "the answer is the whole object (HTTP 200)"
     if read_content_range(told.get("content-range", "")) != (start, stop, info.size_bytes):
         return f"the answer has Content-Range {told.get('content-range', 'none')[:60]!r}"
-    if told.get("etag") != etag(info.sha256):
+    if told.get("etag") != etag(info.digest):
         return f"the answer is of another object (ETag {told.get('etag', 'none')[:72]})"
     if reply.chunked or reply.length != stop - start:
         return f"the answer has Content-Length {told.get('content-length', 'none')[:20]}"

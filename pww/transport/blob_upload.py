@@ -30,7 +30,7 @@ def upload(link: BlobLink, path: Path, info: PayloadInfo) -> None:
     must_fit(path, info)
     peer, retry = link.peer(), link.retry(link.stop)
     progress = Progress(
-        f"uploading {info.sha256[:12]}…", total_bytes=info.size_bytes, clock=link.clock
+        f"uploading {info.digest[:12]}…", total_bytes=info.size_bytes, clock=link.clock
     )
     try:
         with path.open("rb") as file:
@@ -52,7 +52,7 @@ class _Upload:
                  progress: Progress) -> None:  # fmt: skip
         self._link, self._peer, self._retry = link, peer, retry
         self._fd, self._info, self._progress = fd, info, progress
-        self._url = f"{info.sha256}/{info.size_bytes}"
+        self._url = f"{info.digest}/{info.size_bytes}"
 
     def run(self) -> None:
         damaged = False
@@ -64,7 +64,7 @@ class _Upload:
                 self._send(state)
                 self._commit()
             except BeginAgain as why:
-                log.info("the upload of %s… begins again: %s", self._info.sha256[:12], why)
+                log.info("the upload of %s… begins again: %s", self._info.digest[:12], why)
             except Damaged as why:
                 if damaged:
                     raise PayloadError(
@@ -76,7 +76,7 @@ class _Upload:
             else:
                 return
         raise CentralError(
-            f"the central lost the upload of {self._info.sha256[:12]}… {MAX_BEGINNINGS} times: see "
+            f"the central lost the upload of {self._info.digest[:12]}… {MAX_BEGINNINGS} times: see "
             "its log"
         )
 

@@ -1,9 +1,9 @@
 """What the blob store and its clients say to each other, beside the bytes themselves.
 
-    POST  /v1/blobs/SHA256/SIZE          begins or goes on with an upload   -> BlobState
-    PUT   /v1/blobs/SHA256/SIZE/PIECE    one piece, its CRC-32C in a header  -> 204
-    POST  /v1/blobs/SHA256/SIZE/commit   checks and publishes the whole     -> BlobState
-    HEAD, GET /v1/blobs/SHA256           the object or a range of it; its ETag is the digest
+    POST  /v1/blobs/DIGEST/SIZE          begins or goes on with an upload   -> BlobState
+    PUT   /v1/blobs/DIGEST/SIZE/PIECE    one piece, its CRC-32C in a header  -> 204
+    POST  /v1/blobs/DIGEST/SIZE/commit   checks and publishes the whole     -> BlobState
+    HEAD, GET /v1/blobs/DIGEST           the object or a range of it; its ETag is the digest
 
 Refusals are a `wire.Refusal` with a status that says what to do:
 """
@@ -16,7 +16,7 @@ from pww.wire import Count, Message
 
 ROUTE = "/v1/blobs/"
 CRC = "x-pww-crc32c"
-"""Header of a piece: CRC-32C in eight hex digits. Finds damage early; the law is the SHA-256."""
+"""Header of a piece: CRC-32C in eight hex digits. Finds damage early; the law is the BLAKE3."""
 BUSY = 202
 """The whole is being checked: ask for the commit again."""
 ABSENT = 404
@@ -47,6 +47,6 @@ class BlobState(Message):
         return self
 
 
-def etag(sha256: str) -> str:
+def etag(digest: str) -> str:
     """The strong entity tag of an object."""
-    return f'"{sha256}"'
+    return f'"{digest}"'

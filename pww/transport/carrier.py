@@ -1,4 +1,4 @@
-"""The carrier: moves one immutable file, known by its SHA-256, between a site and the central.
+"""The carrier: moves one immutable file, known by its digest, between a site and the central.
 
 Carriers are `blob` (the central's own HTTP store) and `fsspec` (object stores and shared file
 systems). What is too small to need one travels inside messages. A carrier either leaves exactly the

@@ -1,8 +1,8 @@
 """Knows bytes again at 30 GB/s: the sums of 64-bit words, piece by piece and in order.
 
-For the central's own copies, of which a SHA-256 was right once or which never leave it: it finds
+For the central's own copies, of which a digest was right once or which never leave it: it finds
 damage, not malice. One flipped bit always shows, and a piece that is lost, cut, zeroed or in
-another's place but for a chance of 2^-64. SHA-256 would cost a merge a third of its time.
+another's place but for a chance of 2^-64. A digest would cost a merge a sixth of its time.
 """
 
 import hashlib

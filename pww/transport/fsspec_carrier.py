@@ -6,7 +6,6 @@ are ranges over several connections and go on after a crash; an upload begins an
 bytes at the other end, so they are checked here: before they are sent, and when they are fetched.
 """
 
-import hashlib
 import logging
 import os
 import secrets
@@ -20,6 +19,7 @@ from pww.clock import Clock
 from pww.errors import CentralError, PayloadError, PwwError, StateError, Stopped
 from pww.folder import sync_folder
 from pww.transport.carrier import Meter, Transfers, Tuning, must_fit
+from pww.transport.digest import file_digest
 from pww.transport.piece_file import PieceFile, WrongDigest
 from pww.transport.retry import Retry, TryAgain, Uniform
 from pww.transport.streams import Progress, Streams
@@ -78,10 +78,10 @@ class FsspecCarrier:
         """Uploads `path`; see `Carrier.put`."""
         must_fit(path, info)
         with path.open("rb") as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
-        if found != info.sha256:
+            found = file_digest(file)
+        if found != info.digest:
             raise PayloadError(
-                f"{path.name} has SHA-256 {found}, announced was {info.sha256}: write it again"
+                f"{path.name} has BLAKE3 {found}, announced was {info.digest}: write it again"
             )
         if self._stop.is_set():
             raise Stopped(STOPPED)
@@ -98,7 +98,7 @@ class FsspecCarrier:
             )  # fmt: skip
 
     def _put(self, path: Path, info: PayloadInfo, progress: Progress) -> None:
-        name = self._name(info.sha256)
+        name = self._name(info.digest)
         if self._size(name) == info.size_bytes:
             return
         if "s3" in self._protocols:
@@ -151,17 +151,17 @@ class FsspecCarrier:
             )
 
     def _get(self, info: PayloadInfo, path: Path, progress: Progress) -> None:
-        name = self._name(info.sha256)
+        name = self._name(info.digest)
         retry = self._retry(self._stop)
         size_bytes = retry.run(lambda: self._guarded(lambda: self._size(name)), what="a question")
         if size_bytes != info.size_bytes:
             there = "is not there" if size_bytes < 0 else f"has {size_bytes} bytes there"
             raise CentralError(
-                f"object {info.sha256[:16]}… of {info.size_bytes} bytes {there}: it was never "
+                f"object {info.digest[:16]}… of {info.size_bytes} bytes {there}: it was never "
                 f"complete at {self._shown}, or was removed"
             )
         file = PieceFile(
-            path, sha256=info.sha256, size_bytes=info.size_bytes,
+            path, digest=info.digest, size_bytes=info.size_bytes,
             piece_bytes=self._tuning.piece_bytes,
         )  # fmt: skip
         halt = threading.Event()
@@ -188,13 +188,13 @@ class FsspecCarrier:
             file.close()
             self._meter.add(Transfers(retries=retry.num_retries + pieces_retry.num_retries))
 
-    def remove(self, sha256: str) -> None:
+    def remove(self, digest: str) -> None:
         """Removes an object; nothing happens if there is none.
 
         Raises:
             CentralError: that is not allowed, or there was no answer within the deadline.
         """
-        name = self._name(sha256)
+        name = self._name(digest)
 
         def drop() -> None:
             if self._size(name) >= 0:
@@ -209,8 +209,8 @@ class FsspecCarrier:
     def close(self) -> None:
         """Nothing stays open between two calls."""
 
-    def _name(self, sha256: str) -> str:
-        return f"{self._root.rstrip('/')}/{sha256}"
+    def _name(self, digest: str) -> str:
+        return f"{self._root.rstrip('/')}/{digest}"
 
     def _size(self, name: str) -> int:
         """Bytes of an object; -1 if there is none."""
@@ -248,7 +248,7 @@ class FsspecCarrier:
         )  # fmt: skip
 
     def _progress(self, verb: str, info: PayloadInfo) -> Progress:
-        what = f"{verb} {info.sha256[:12]}…"
+        what = f"{verb} {info.digest[:12]}…"
         return Progress(what, total_bytes=info.size_bytes, clock=self._clock)
 
     def _watch(self, progress: Progress) -> Any:

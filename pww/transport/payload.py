@@ -1,10 +1,9 @@
-"""Payloads: encoded tensors in one file beside a message; by size and SHA-256 no bit flip passes.
+"""Payloads: encoded tensors in one file beside a message; by size and BLAKE3 no bit flip passes.
 
 A tensor `w` becomes the file's tensors `w/<part>`, as its codec lays them out; the header names the
 codec and every tensor's own shape. The digest is checked before anything is decoded.
 """
 
-import hashlib
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,6 +14,7 @@ import torch
 
 from pww.codec import Codec, Layout, codec_named, require_finite
 from pww.errors import NotFiniteError, PayloadError
+from pww.transport.digest import new_digest
 from pww.transport.fingerprint import PIECE
 from pww.transport.tensorfile import TensorReader, TensorWriter
 from pww.wire import PayloadInfo
@@ -84,7 +84,7 @@ def write_theta(path: Path, tensors: Iterable[tuple[str, torch.Tensor]],
         for name, tensor in tensors:
             writer.add(name, tensor)
         written = writer.close()
-    return PayloadInfo(codec=EXACT, size_bytes=written.size_bytes, sha256=written.sha256)
+    return PayloadInfo(codec=EXACT, size_bytes=written.size_bytes, digest=written.digest)
 
 
 def verify(reader: TensorReader, info: PayloadInfo, *, what: str) -> None:
@@ -95,10 +95,10 @@ def verify(reader: TensorReader, info: PayloadInfo, *, what: str) -> None:
     """
     if reader.size_bytes != info.size_bytes:
         raise PayloadError(_wrong_size(what, reader.size_bytes, info))
-    digest = reader.sha256()
-    if digest != info.sha256:
+    digest = reader.digest()
+    if digest != info.digest:
         raise PayloadError(
-            f"{what} has SHA-256 {digest}, announced was {info.sha256}: damaged; send it again"
+            f"{what} has BLAKE3 {digest}, announced was {info.digest}: damaged; send it again"
         )
 
 
@@ -155,7 +155,7 @@ class PayloadWriter:
         """
         written = self._writer.close()
         return PayloadInfo(
-            codec=self._codec.name, size_bytes=written.size_bytes, sha256=written.sha256
+            codec=self._codec.name, size_bytes=written.size_bytes, digest=written.digest
         )
 
     def abort(self) -> None:
@@ -293,7 +293,7 @@ def _wrong_size(what: str, size_bytes: int, info: PayloadInfo) -> str:
 
 def _seed(payload: str, tensor: str) -> int:
     """64 bits: no two tensors of a run draw alike."""
-    return int.from_bytes(hashlib.sha256(f"{payload}\0{tensor}".encode()).digest()[:8], "little")
+    return int.from_bytes(new_digest(f"{payload}\0{tensor}".encode()).digest()[:8], "little")
 
 
 def payload_layout(shapes: Mapping[str, tuple[int, ...]], codec: Codec) -> Layout:

@@ -3,13 +3,12 @@
     NAME.part   the bytes, at their final offsets
     NAME.done   what it will be, and then the numbers of the pieces that are in it, as they come
 
-The SHA-256 of the whole is computed beside the transfer, piece by piece in order, so that little is
+The BLAKE3 of the whole is computed beside the transfer, piece by piece in order, so that little is
 left to do at the end. What survives a killed process: all pieces that were finished. A machine that
 loses power may lose some of their bytes: then the digest is wrong, and all of it travels anew. Disk
 writes are in `write` and `finish` only.
 """
 
-import hashlib
 import os
 import struct
 import threading
@@ -19,6 +18,7 @@ from pathlib import Path
 
 from pww.errors import PayloadError
 from pww.folder import sync_folder
+from pww.transport.digest import new_digest
 
 CHUNK = 1 << 20
 """What is read at once for hashing: fits a core's cache."""
@@ -31,9 +31,9 @@ class WrongDigest(PayloadError):
 
 
 class PieceFile:
-    """A file of `size_bytes` with digest `sha256` in the making. Thread-safe."""
+    """A file of `size_bytes` with digest `digest` in the making. Thread-safe."""
 
-    def __init__(self, base: Path, *, sha256: str, size_bytes: int, piece_bytes: int) -> None:
+    def __init__(self, base: Path, *, digest: str, size_bytes: int, piece_bytes: int) -> None:
         """Goes on with what an earlier process left at `base`, if it was the same file.
 
         Raises:
@@ -43,9 +43,9 @@ class PieceFile:
         self.num_pieces = -(-size_bytes // piece_bytes)
         assert self.num_pieces <= MAX_PIECES, "sizes are bounded where they come in"
         self._part, self._journal = base.with_name(f"{base.name}.part"), done_file(base)
-        self._sha256, self._lock = sha256, threading.Lock()
-        self._hashing, self._hash, self._hashed = threading.Lock(), hashlib.sha256(), 0
-        head = f"{sha256} {size_bytes} {piece_bytes}\n".encode()
+        self._digest, self._lock = digest, threading.Lock()
+        self._hashing, self._hash, self._hashed = threading.Lock(), new_digest(), 0
+        head = f"{digest} {size_bytes} {piece_bytes}\n".encode()
         self._done, self._renamed = self._read(head), False
         if not self._done:
             for path in (self._journal, self._part):  # the journal first: it claims the bytes
@@ -148,10 +148,10 @@ class PieceFile:
             self._hash_on()
             found = self._hash.copy().hexdigest()
         assert self._hashed == self.num_pieces, "published only when nothing is missing"
-        if found != self._sha256:
+        if found != self._digest:
             self.discard()
             raise WrongDigest(
-                f"{self.size_bytes} bytes with SHA-256 {self._sha256} were announced, those that "
+                f"{self.size_bytes} bytes with BLAKE3 {self._digest} were announced, those that "
                 f"came have {found}"
             )
         if not self._renamed:

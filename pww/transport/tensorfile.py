@@ -6,7 +6,6 @@ a merge is what it holds and not all it ever touched, and a file that shrinks un
 error instead of a SIGBUS.
 """
 
-import hashlib
 import math
 import os
 from collections.abc import Iterator, Mapping
@@ -18,6 +17,7 @@ import torch
 
 from pww.errors import PayloadError
 from pww.folder import sync_folder
+from pww.transport.digest import new_digest
 from pww.transport.header import MAX_HEADER, build, parse
 
 CHUNK = 4 << 20
@@ -29,7 +29,7 @@ class Written:
     """A complete file on disk."""
 
     size_bytes: int
-    sha256: str
+    digest: str
 
 
 class TensorWriter:
@@ -47,13 +47,13 @@ class TensorWriter:
         *,
         hashed: bool = True,
     ) -> None:
-        """`hashed=False` leaves the SHA-256 out: `Written.sha256` is ""."""
+        """`hashed=False` leaves the BLAKE3 out: `Written.digest` is ""."""
         start, header = build(layout, metadata)
         self._path, self._part = path, path.with_name(path.name + ".part")
         self._entries = header.entries
         self._left = iter(header.entries)
         self._open_name, self._missing = "", 0  # the tensor that came in part, and its rest
-        self._hash, self._size = hashlib.sha256() if hashed else None, 0
+        self._hash, self._size = new_digest() if hashed else None, 0
         self._file = os.open(
             self._part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644
         )
@@ -240,9 +240,9 @@ class TensorReader:
             )
         self._fill(byte_view(out), self._data + entry.start + start * entry.dtype.itemsize)
 
-    def sha256(self) -> str:
-        """SHA-256 of the whole file, read again."""
-        digest = hashlib.sha256()
+    def digest(self) -> str:
+        """BLAKE3 of the whole file, read again."""
+        digest = new_digest()
         for start in range(0, self.size_bytes, CHUNK):
             digest.update(self._read(start, min(CHUNK, self.size_bytes - start)))
         return digest.hexdigest()
@@ -279,15 +279,15 @@ class TensorReader:
 
 
 class StateHash:
-    """SHA-256 over names, shapes and fp32 bytes in file order: equal states have equal hashes.
+    """BLAKE3 over names, shapes and fp32 bytes in file order: equal states have equal hashes.
 
-    It is the SHA-256 of the plain tensor file of that state, header included and without metadata,
+    It is the BLAKE3 of the plain tensor file of that state, header included and without metadata,
     so that whoever writes such a file hashes its bytes once.
     """
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         start, header = build({n: (torch.float32, shape) for n, shape in shapes.items()}, {})
-        self._hash, self._left = hashlib.sha256(start), iter(header.entries)
+        self._hash, self._left = new_digest(start), iter(header.entries)
 
     def add(self, name: str, tensor: torch.Tensor) -> None:
         """Takes in the next tensor.

@@ -50,4 +50,4 @@ def apply_update(base: Path, payload: Path, info: PayloadInfo, out: Path) -> str
                     writer.extend(name, theta)
                     start += step.numel()
                 assert start == size, "the pieces are the tensor"
-            return writer.close().sha256
+            return writer.close().digest

@@ -17,7 +17,7 @@ ReplicaId = Annotated[
 Token = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
 """128 random bits in hex: incarnations, idempotency keys, delta ids, run ids."""
 Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
-"""SHA-256 in hex."""
+"""256 bits in hex: BLAKE3 of payloads and theta, SHA-256 of what describes a run."""
 DigestOrNone = Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{64})?$")]
 """A `Digest`, or "" where there is none."""
 TokenOrNone = Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{32})?$")]
@@ -33,6 +33,9 @@ Measured = Annotated[float, Field(ge=-1e30, le=1e30, allow_inf_nan=False)]
 """What a site says that it measured: far enough from the end of a float to be summed by tokens."""
 Computed = Annotated[float, Field(ge=-1e60, le=1e60, allow_inf_nan=False)]
 """What the central computes: holds sums of `Measured` and the norm of any finite fp32 tensors."""
+MAX_SPEED = 1e30
+Speed = Annotated[float, Field(ge=0.0, le=MAX_SPEED, allow_inf_nan=False)]
+"""So much a second: FLOPs of a machine, bytes of a link; 0 where it was not measured."""
 MAX_STOP = 2**62
 """End of the last position that any index space can have; far inside SQLite's and Python's ends."""
 

@@ -9,7 +9,6 @@ Python keeps up with a gigabit. Needs root, /dev/net/tun, ip, nsenter and iperf3
 
 import ctypes
 import fcntl
-import hashlib
 import json
 import os
 import select
@@ -26,6 +25,7 @@ from pathlib import Path
 from time import perf_counter, sleep
 
 import numpy as np
+from blake3 import blake3
 
 RATE_BITS, DELAY_S, LOSS, QUEUE_S = 1e9, 0.05, 0.001, 0.1
 """A gigabit, 100 ms there and back, one packet of a thousand lost each way, 12.5 MB of buffer."""
@@ -116,13 +116,13 @@ def serve(address: str, folder: str) -> None:
     threading.Event().wait()
 
 
-def move(url: str, verb: str, file: str, sha256: str, size: str) -> None:
+def move(url: str, verb: str, file: str, digest: str, size: str) -> None:
     """One transfer with the product's defaults; prints its seconds and repeats."""
     from pww.clock import SystemClock
     from pww.transport.blob import BlobCarrier
     from pww.wire import PayloadInfo
 
-    info = PayloadInfo(codec="fp32", size_bytes=int(size), sha256=sha256)
+    info = PayloadInfo(codec="fp32", size_bytes=int(size), digest=digest)
     client = BlobCarrier(
         url, clock=SystemClock(), stop=threading.Event(), random=np.random.default_rng()
     )
@@ -184,7 +184,7 @@ def wan_figure(*, size_mb: int, repeats: int) -> None:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir="/dev/shm")))
         source = folder / "source"
         source.write_bytes(np.random.default_rng(0).bytes(size_mb * 10**6))
-        sha256 = hashlib.sha256(source.read_bytes()).hexdigest()
+        digest = blake3(source.read_bytes()).hexdigest()
         devices, spaces = [], []
         for address in (SERVER, CLIENT):
             ours, theirs = socket.socketpair()
@@ -198,14 +198,14 @@ def wan_figure(*, size_mb: int, repeats: int) -> None:
         serving = start(stack, "serve", SERVER, str(folder / "store"), inside=server)
         assert serving.stdout is not None
         url = f"http://{SERVER}:{serving.stdout.readline().strip()}"
-        words, size = (url, str(source), sha256), str(size_mb * 10**6)
+        words, size = (url, str(source), digest), str(size_mb * 10**6)
         rates: dict[str, list[float]] = {}
         for turn in range(repeats):
             if turn:  # so that it travels again
                 source.write_bytes(np.random.default_rng(turn).bytes(size_mb * 10**6))
-                sha256 = hashlib.sha256(source.read_bytes()).hexdigest()
+                digest = blake3(source.read_bytes()).hexdigest()
             for verb, file in (("put", str(source)), ("get", str(folder / f"back-{turn}"))):
-                words = ("move", url, verb, file, sha256, size)
+                words = ("move", url, verb, file, digest, size)
                 took_s, retries = json.loads(output(*words, inside=client))
                 theirs_mb = iperf(
                     stack, server, client, reverse=verb == "get", seconds=max(took_s, 5.0)
@@ -236,8 +236,8 @@ def main(words: list[str]) -> None:
             forward(int(first), int(second))
         case ["serve", address, folder]:
             serve(address, folder)
-        case ["move", url, verb, file, sha256, size]:
-            move(url, verb, file, sha256, size)
+        case ["move", url, verb, file, digest, size]:
+            move(url, verb, file, digest, size)
         case _:
             sys.exit(__doc__)
 

@@ -3,7 +3,6 @@
 One suite for the blob store (its real port), a shared folder, fsspec's memory and an S3 server.
 """
 
-import hashlib
 import logging
 import sys
 import threading
@@ -15,6 +14,7 @@ from typing import Any
 import fsspec
 import numpy as np
 import pytest
+from blake3 import blake3
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "programs"))
 
@@ -54,9 +54,9 @@ def fsspec_place(url: str, **more: Any) -> Place:
             url, clock=SystemClock(), random=np.random.default_rng(0), options=more, **words
         )
 
-    def damage(sha256: str, data: bytes) -> None:
+    def damage(digest: str, data: bytes) -> None:
         fs, root = fsspec.core.url_to_fs(url, **more)
-        fs.pipe_file(f"{root}/{sha256}", data)
+        fs.pipe_file(f"{root}/{digest}", data)
 
     return Place(client, damage)
 
@@ -68,7 +68,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
             desk = Desk.open(tmp_path / "store")
             yield Place(
                 lambda **words: carrier(desk.url, **{"tuning": TUNING, **words}),
-                lambda sha256, data: (desk.store._objects / sha256).write_bytes(data) and None,
+                lambda digest, data: (desk.store._objects / digest).write_bytes(data) and None,
             )
             desk.close()
         case "file":
@@ -109,11 +109,11 @@ def test_bigger_than_a_part(place: Place, tmp_path: Path) -> None:
     client.put(path, info)
     client.get(info, tmp_path / "back")
     with (tmp_path / "back").open("rb") as file:
-        assert hashlib.file_digest(file, "sha256").hexdigest() == info.sha256
+        assert blake3(file.read()).hexdigest() == info.digest
 
 
 def test_not_there(place: Place, tmp_path: Path) -> None:
-    info = PayloadInfo(codec="fp32", size_bytes=5, sha256="0" * 64)
+    info = PayloadInfo(codec="fp32", size_bytes=5, digest="0" * 64)
     with pytest.raises(
         CentralError, match=r"object 0{16}….*never\s+complete.* or was removed"
     ) as why:
@@ -131,7 +131,7 @@ def test_not_what_it_is_announced_as(place: Place, tmp_path: Path) -> None:
     with pytest.raises(PayloadError, match="has 1048698 bytes, announced were 1048699: write it"):
         client.put(path, info)
     path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
-    with pytest.raises(PayloadError, match=f"SHA-256.*{info.sha256}.*write it again"):
+    with pytest.raises(PayloadError, match=f"BLAKE3.*{info.digest}.*write it again"):
         client.put(path, info)
     with pytest.raises(CentralError):
         client.get(info, tmp_path / "back")
@@ -146,12 +146,12 @@ def test_damaged_there(place: Place, tmp_path: Path, caplog: pytest.LogCaptureFi
     data = path.read_bytes()
     client = place.client()
     client.put(path, info)
-    place.damage(info.sha256, data[:-1] + bytes([data[-1] ^ 1]))
+    place.damage(info.digest, data[:-1] + bytes([data[-1] ^ 1]))
     with pytest.raises(PayloadError, match="so it was twice: the object is damaged at"):
         client.get(info, tmp_path / "back")
     assert "downloaded anew" in caplog.text
     assert not (tmp_path / "back").exists()
-    place.damage(info.sha256, data)
+    place.damage(info.digest, data)
     client.get(info, tmp_path / "back")
 
 
@@ -255,14 +255,14 @@ def test_shared_folder_shows_nothing_half(tmp_path: Path, monkeypatch: pytest.Mo
     there.put(path, info)
     assert len(seen) == 1
     assert seen[0][0].endswith(".part")
-    assert [p.name for p in shared.iterdir()] == [info.sha256]
+    assert [p.name for p in shared.iterdir()] == [info.digest]
 
     def full(source: str, target: str) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(there._fs, "mv", full)
-    there.remove(info.sha256)
-    there.remove(info.sha256)
+    there.remove(info.digest)
+    there.remove(info.digest)
     with pytest.raises(CentralError, match=r"no usable answer to an upload.*No space left"):
         there.put(path, info)
     assert not list(shared.iterdir())

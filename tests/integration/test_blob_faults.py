@@ -119,7 +119,7 @@ def test_flipped_bit_of_a_download(desk: Desk, tmp_path: Path, caplog) -> None:
     ever = Nth(GET, flipped_down, ever=True)
     with (
         BadHttp(desk.server.port, ever) as proxy,
-        pytest.raises(PayloadError, match=f"SHA-256 {info.sha256} were announced.*so it was twice"),
+        pytest.raises(PayloadError, match=f"BLAKE3 {info.digest} were announced.*so it was twice"),
     ):
         carrier(proxy.url).get(info, tmp_path / "file")
     nothing_but(tmp_path, source.name)
@@ -146,7 +146,7 @@ def test_redirect_of_an_upload(desk: Desk, tmp_path: Path) -> None:
             with pytest.raises(CentralError, match=r"HTTP 302 to .*which is not followed"):
                 carrier(proxy.url).put(path, info)
             assert all("portal" not in request.target for request in proxy.requests)
-        assert desk.store.path(info.sha256) is None
+        assert desk.store.path(info.digest) is None
     with (
         BadHttp(desk.server.port, Nth(r"POST /v1/blobs/\w+/\d+$", portal, n=1)) as proxy,
         pytest.raises(CentralError, match="an unreadable state"),
@@ -181,7 +181,7 @@ def test_stall(desk: Desk, tmp_path: Path, wanted: str) -> None:
             assert (tmp_path / "file").read_bytes() == path.read_bytes()
         else:
             client.put(path, info)
-            assert desk.store.path(info.sha256).read_bytes() == path.read_bytes()  # type: ignore[union-attr]
+            assert desk.store.path(info.digest).read_bytes() == path.read_bytes()  # type: ignore[union-attr]
         assert client.transfers().retries == 1
         over.set()
 
@@ -212,7 +212,7 @@ def test_fault_of_an_upload(desk: Desk, tmp_path: Path, fault: Fault, text: str)
             with pytest.raises(PwwError, match=text) as caught:
                 staying.put(path, info)
             assert final or isinstance(caught.value, Unreachable)
-    assert desk.store.path(info.sha256) is None, "nothing that is not whole is visible"
+    assert desk.store.path(info.digest) is None, "nothing that is not whole is visible"
 
     once = Nth(PUT, fault, n=1)
     with BadHttp(desk.server.port, once) as proxy:
@@ -224,7 +224,7 @@ def test_fault_of_an_upload(desk: Desk, tmp_path: Path, fault: Fault, text: str)
         else:
             passing.put(path, info)
             assert passing.transfers().retries == once.hit == 1
-    there = desk.store.path(info.sha256)
+    there = desk.store.path(info.digest)
     assert there is not None
     assert there.read_bytes() == path.read_bytes()
 
@@ -234,7 +234,7 @@ def test_lost_reply_to_begin_and_commit(desk: Desk, tmp_path: Path) -> None:
         path, info = made(tmp_path, seed)
         with BadHttp(desk.server.port, Nth(wanted, lost_reply, n=1)) as proxy:
             carrier(proxy.url).put(path, info)
-        there = desk.store.path(info.sha256)
+        there = desk.store.path(info.digest)
         assert there is not None
         assert there.read_bytes() == path.read_bytes()
 
@@ -247,12 +247,12 @@ def test_wrong_from_the_start(desk: Desk, tmp_path: Path, caplog) -> None:
     with pytest.raises(PayloadError, match="so it was twice, the file here is not what it is"):
         carrier(desk.url).put(damaged, info)
     assert "all anew" in caplog.text
-    assert desk.store.path(info.sha256) is None
+    assert desk.store.path(info.digest) is None
     damaged.write_bytes(b"short")
     with pytest.raises(PayloadError, match=r"5 bytes, announced were 1048699: write it again"):
         carrier(desk.url).put(damaged, info)
     carrier(desk.url).put(path, info)
-    assert desk.store.path(info.sha256) is not None
+    assert desk.store.path(info.digest) is not None
 
 
 # ---------------------------------------------------------------------------------- broken in two
@@ -265,14 +265,14 @@ def test_reset_at_every_boundary(desk: Desk, tmp_path: Path, up: bool) -> None:
     path, info = made(tmp_path, 130 + up)
     for after in range(0, info.size_bytes, 64 << 10):
         if up:
-            desk.store.discard(info.sha256)
+            desk.store.discard(info.digest)
         else:
             desk.store.publish(info, path)
         with BadPipe(desk.server.port, up=up, after_bytes=after) as pipe:
             client = carrier(pipe.url, tuning=one)
             if up:
                 client.put(path, info)
-                there = desk.store.path(info.sha256)
+                there = desk.store.path(info.digest)
                 assert there is not None
             else:
                 client.get(info, there := tmp_path / f"file-{after}")

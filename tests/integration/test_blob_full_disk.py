@@ -66,7 +66,7 @@ def test_central_at_each_write(desk: Desk, tmp_path: Path) -> None:
     calls = writes(lambda: carrier(desk.url, tuning=ONE).put(path, info))
     assert calls >= 12, "a header, four pieces with a row each, sizes and the end"
     for n in range(1, calls + 1):
-        desk.store.discard(info.sha256)
+        desk.store.discard(info.digest)
         clock = Hasty()
         client = carrier(desk.url, tuning=ONE, clock=clock)
         with pytest.MonkeyPatch.context() as monkeypatch:
@@ -74,7 +74,7 @@ def test_central_at_each_write(desk: Desk, tmp_path: Path) -> None:
             client.put(path, info)
         assert client.transfers().retries == 1, f"write {n} of {calls}"
         assert 5.0 in clock.waits, "it waited as long as the central asked"
-        there = desk.store.path(info.sha256)
+        there = desk.store.path(info.digest)
         assert there is not None
         assert there.read_bytes() == path.read_bytes()
         assert desk.store.used_bytes == SIZE_BYTES
@@ -93,11 +93,11 @@ def test_central_stays_full(desk: Desk, tmp_path: Path) -> None:
                 Unreachable, match=r"disk is full \(No space left on device\): free"
             ):
                 carrier(desk.url, tuning=tuning, clock=Hasty()).put(path, info)
-        assert desk.store.path(info.sha256) is None
+        assert desk.store.path(info.digest) is None
     carrier(desk.url, tuning=ONE).get(held, tmp_path / "back")
     assert (tmp_path / "back").read_bytes() == first.read_bytes()
     carrier(desk.url, tuning=ONE).put(path, info)
-    assert desk.store.path(info.sha256) is not None
+    assert desk.store.path(info.digest) is not None
 
 
 def test_site_at_each_write(desk: Desk, tmp_path: Path) -> None:

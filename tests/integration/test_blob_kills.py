@@ -119,7 +119,7 @@ def test_client_dies(tmp_path: Path, method: str) -> None:
 
     words = [method.lower(), "", str(path)]
     if method == "GET":
-        words = ["get", "", info.sha256, str(info.size_bytes), str(tmp_path / "back")]
+        words = ["get", "", info.digest, str(info.size_bytes), str(tmp_path / "back")]
     with BadHttp(desk.server.port, killing) as proxy:
         words[1] = proxy.url
         for _ in range(len(at) + 1):
@@ -127,8 +127,8 @@ def test_client_dies(tmp_path: Path, method: str) -> None:
             if clients[-1].end() == 0:
                 break
             assert not (tmp_path / "back").exists()
-            assert desk.store.path(info.sha256) is None or method == "GET"
-    there = tmp_path / "back" if method == "GET" else desk.store.path(info.sha256)
+            assert desk.store.path(info.digest) is None or method == "GET"
+    there = tmp_path / "back" if method == "GET" else desk.store.path(info.digest)
     assert there is not None
     assert there.read_bytes() == path.read_bytes()
     assert len(clients) == len(at) + 1

@@ -39,7 +39,7 @@ def both_ways(client, desk: Desk, folder: Path, seed: int) -> None:  # type: ign
     client.put(path, info)
     client.get(info, folder / "back")
     assert (folder / "back").read_bytes() == path.read_bytes()
-    assert desk.store.path(info.sha256) is not None
+    assert desk.store.path(info.digest) is not None
 
 
 def test_forward_proxy(desk: Desk, tmp_path: Path, central_name: str, monkeypatch) -> None:

@@ -1,17 +1,17 @@
 """A blob store that serves on loopback, objects to send, and clients of it: for tests.
 
 blob_desk.py serve FOLDER PORT PIECE_BYTES           serves until it is killed
-blob_desk.py put URL FILE | get URL SHA256 SIZE FILE  one transfer, with as many tries as needed
+blob_desk.py put URL FILE | get URL DIGEST SIZE FILE  one transfer, with as many tries as needed
 """
 
 import dataclasses
-import hashlib
 import json
 import sys
 import threading
 from pathlib import Path
 
 import numpy as np
+from blake3 import blake3
 
 from pww.central.blob_http import BlobApp
 from pww.central.blobs import BlobStore
@@ -84,8 +84,8 @@ def carrier(url: str, *, tuning: Tuning = QUICK, clock: SystemClock | None = Non
 
 
 def info_of(data: bytes) -> PayloadInfo:
-    digest = hashlib.sha256(data).hexdigest()
-    return PayloadInfo(codec="fp32", size_bytes=len(data), sha256=digest)
+    digest = blake3(data).hexdigest()
+    return PayloadInfo(codec="fp32", size_bytes=len(data), digest=digest)
 
 
 def made(folder: Path, seed: int, *, size_bytes: int = (1 << 20) + 123) -> tuple[Path, PayloadInfo]:
@@ -104,8 +104,8 @@ def main(words: list[str]) -> None:
             threading.Event().wait()
         case ["put", url, file]:
             carrier(url).put(Path(file), info_of(Path(file).read_bytes()))
-        case ["get", url, sha256, size, file]:
-            info = PayloadInfo(codec="fp32", size_bytes=int(size), sha256=sha256)
+        case ["get", url, digest, size, file]:
+            info = PayloadInfo(codec="fp32", size_bytes=int(size), digest=digest)
             carrier(url).get(info, Path(file))
         case _:
             sys.exit(__doc__)

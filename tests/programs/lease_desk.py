@@ -200,7 +200,7 @@ class Site:
             base_hash=f"{base:064x}",
             delta=self.central.token(), prev=self.prev, base_round=base,
             spans=(Leased(lease=lease.id, span=lease.span),), tokens=tokens, partial=False,
-            finite=True, payload=PayloadInfo(codec="fp32", size_bytes=1, sha256="b" * 64),
+            finite=True, payload=PayloadInfo(codec="fp32", size_bytes=1, digest="b" * 64),
             metrics=PhaseMetrics(
                 steps=1, tokens=tokens, loss=1.0, phase_seconds=1.0, tokens_per_s=10.0
             ),

@@ -29,7 +29,7 @@ from pww.config.schema.model import (
     ShippedModel,
 )
 from pww.config.schema.outer import Darl, Diloco, Outer, Transport
-from pww.config.schema.run import Checkpoint, Config, Evaluation, Metrics, Run, Wandb
+from pww.config.schema.run import Checkpoint, Config, Evaluation, EvaluationSet, Metrics, Run, Wandb
 from pww.config.schema.site import InPlace, Partition, Site, Slurm
 
 __all__ = [
@@ -47,6 +47,7 @@ __all__ = [
     "Decay",
     "Diloco",
     "Evaluation",
+    "EvaluationSet",
     "ExactCodec",
     "FileTokenizer",
     "Fraction",

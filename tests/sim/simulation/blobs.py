@@ -5,11 +5,11 @@ real ones: an object appears whole and verified or not at all, and a published f
 where its owner has it, as long as it is there.
 """
 
-import hashlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from blake3 import blake3
 from simulation.kernel import Machine, running
 from simulation.network import Network
 
@@ -29,36 +29,36 @@ class Store:
         folder.mkdir(exist_ok=True)
 
     def publish(self, info: PayloadInfo, path: Path) -> None:
-        self._published[info.sha256] = path
+        self._published[info.digest] = path
 
     def withdraw(self, info: PayloadInfo) -> None:
-        self._published.pop(info.sha256, None)
+        self._published.pop(info.digest, None)
 
     def take(self, info: PayloadInfo) -> Path | None:
-        return self._find(info.sha256)
+        return self._find(info.digest)
 
-    def _find(self, sha256: str) -> Path | None:
-        path = self._folder / sha256
-        return path if path.exists() else self._published.get(sha256)
+    def _find(self, digest: str) -> Path | None:
+        path = self._folder / digest
+        return path if path.exists() else self._published.get(digest)
 
     def discard(self, info: PayloadInfo) -> None:
-        (self._folder / info.sha256).unlink(missing_ok=True)
+        (self._folder / info.digest).unlink(missing_ok=True)
 
     def sweep(self) -> None:
         """No run is so long."""
 
     # -- what comes in
 
-    def put(self, sha256: str, data: bytes) -> None:
-        if hashlib.sha256(data).hexdigest() != sha256:
+    def put(self, digest: str, data: bytes) -> None:
+        if blake3(data).hexdigest() != digest:
             raise TryAgain("HTTP 422")
         try:
-            write_durably(self._folder / sha256, data)
+            write_durably(self._folder / digest, data)
         except OSError as why:
             raise TryAgain(f"HTTP 507 {why}") from why
 
-    def get(self, sha256: str) -> bytes | None:
-        path = self._find(sha256)
+    def get(self, digest: str) -> bytes | None:
+        path = self._find(digest)
         return path.read_bytes() if path is not None and path.exists() else None
 
 
@@ -78,12 +78,12 @@ class Carrier:
 
     def put(self, path: Path, info: PayloadInfo) -> None:
         data = path.read_bytes()
-        self._call(lambda: self._store().put(info.sha256, data))
+        self._call(lambda: self._store().put(info.digest, data))
 
     def get(self, info: PayloadInfo, path: Path) -> None:
-        data = self._call(lambda: self._store().get(info.sha256))
-        if data is None or hashlib.sha256(data).hexdigest() != info.sha256:
-            raise CentralError(f"{info.sha256} is not there (any more): ask what is current")
+        data = self._call(lambda: self._store().get(info.digest))
+        if data is None or blake3(data).hexdigest() != info.digest:
+            raise CentralError(f"{info.digest} is not there (any more): ask what is current")
         write_durably(path, data)
 
     def transfers(self) -> Transfers:

@@ -1,11 +1,11 @@
 """The central's end of a shared folder: what a site put there wrongly does not stay in its way."""
 
-import hashlib
 import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
+from blake3 import blake3
 
 from pww.central.carried import Objects
 from pww.clock import ManualClock, SystemClock
@@ -14,7 +14,7 @@ from pww.transport.fsspec_carrier import FsspecCarrier
 from pww.wire import PayloadInfo
 
 DATA = b"of a delta" * 1000
-INFO = PayloadInfo(codec="fp32", size_bytes=len(DATA), sha256=hashlib.sha256(DATA).hexdigest())
+INFO = PayloadInfo(codec="fp32", size_bytes=len(DATA), digest=blake3(DATA).hexdigest())
 
 
 def test_an_object_of_the_right_size_and_other_bytes_is_removed(tmp_path: Path) -> None:
@@ -26,7 +26,7 @@ def test_an_object_of_the_right_size_and_other_bytes_is_removed(tmp_path: Path) 
         random=np.random.default_rng(0),
     )  # fmt: skip
     objects = Objects(carrier, tmp_path / "here", clock=ManualClock(), stop=threading.Event())
-    (there / INFO.sha256).write_bytes(DATA[::-1])
+    (there / INFO.digest).write_bytes(DATA[::-1])
     assert objects.take(INFO) is None
     carrier.put(source, INFO)  # as the site does that is told to send it again
     path = objects.take(INFO)

@@ -78,7 +78,7 @@ class Run:
                 prev=prev, base_round=number, base_hash=f"{number:064x}",
                 spans=(Leased(lease=lease.id, span=lease.span),), tokens=tokens, partial=False,
                 finite=True,
-                payload=PayloadInfo(codec="fp32", size_bytes=1, sha256="b" * 64),
+                payload=PayloadInfo(codec="fp32", size_bytes=1, digest="b" * 64),
                 metrics=PhaseMetrics(
                     steps=1, tokens=tokens, loss=1.0, phase_seconds=1.0, tokens_per_s=1.0
                 ),

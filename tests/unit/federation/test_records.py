@@ -109,7 +109,7 @@ def test_bytes_that_changed_are_refused(path: Path) -> None:
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    info = PayloadInfo(codec="fp32", size_bytes=1, sha256=DIGEST)
+    info = PayloadInfo(codec="fp32", size_bytes=1, digest=DIGEST)
     with pytest.raises(PayloadError, match=r"cannot read payload .*nowhere: No such file"):
         describe(tmp_path / "nowhere", codec="fp32")
     with pytest.raises(PayloadError, match=r"cannot read payload .*nowhere: No such file"):

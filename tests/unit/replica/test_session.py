@@ -155,7 +155,7 @@ class World:
             prev=f"{number - 1:032x}" if number > 1 else "", base_round=number - 1,
             base_hash=f"{number - 1:064x}",
             spans=(Leased(lease=lease.id, span=lease.span),), tokens=tokens, partial=False,
-            finite=True, payload=PayloadInfo(codec="fp32", size_bytes=1, sha256="b" * 64),
+            finite=True, payload=PayloadInfo(codec="fp32", size_bytes=1, digest="b" * 64),
             metrics=PhaseMetrics(
                 steps=1, tokens=tokens, loss=1.0, phase_seconds=1.0, tokens_per_s=1.0
             ),

@@ -63,14 +63,14 @@ class Store:
 
     def __init__(self, run: Run) -> None:
         self._files = {
-            describe(path, codec="x").sha256: path
+            describe(path, codec="x").digest: path
             for path in run.folder.iterdir()
         }  # fmt: skip
         self.fetched: list[str] = []
         self.spoil = ""
 
     def fetch(self, info: PayloadInfo, path: Path) -> None:
-        source = self._files[info.sha256]
+        source = self._files[info.digest]
         self.fetched.append(source.name)
         path.write_bytes(source.read_bytes())
 
@@ -139,7 +139,7 @@ def test_theta_comes_whole_where_the_updates_would_be_larger(
     )
     with pytest.raises(KeyError):  # it asks for the whole: of a digest that nobody has
         thetas.receive(
-            run.invitation(3, payload=small.model_copy(update={"sha256": "0" * 64})), None
+            run.invitation(3, payload=small.model_copy(update={"digest": "0" * 64})), None
         )
 
 

@@ -10,6 +10,7 @@ import torch
 from tiny import PADDED, SEQ_LEN, TinyCorpus, TinyManifest, tiny_config
 from torch import nn
 
+from pww.central.exporting import decoder
 from pww.config import check_model
 from pww.config.schema import ShippedModel
 from pww.errors import ConfigError, DataError, TrainerError
@@ -217,6 +218,17 @@ def test_the_flavours_are_those_that_torchtitan_has() -> None:
     assert {n for n in llama3_configs if not n.startswith("debug")} == set(
         check_model.FLAVOURS["llama3"]
     )
+
+
+def test_an_export_knows_every_llamas_heads() -> None:
+    """No shape of a Llama tells them; a wrong one would turn the wrong rows."""
+    for flavor in check_model.FLAVOURS["llama3"]:
+        model = shipped(flavor, family="llama3")
+        assert decoder(model).family == "llama3"
+        assert decoder(model).head_dim == titan_model.sizes(model).head_dim
+    custom = tiny_config({"model.family": "llama3"}).model
+    assert (decoder(custom).family, decoder(custom).head_dim) == ("llama3", 8)
+    assert decoder(shipped("8B")).family == decoder(tiny_config().model).family == "qwen3"
 
 
 @pytest.mark.parametrize("family", ["qwen3", "llama3"])

@@ -1,11 +1,11 @@
 """Payloads: encoded, announced, verified, decoded; everything that differs is refused by name."""
 
-import hashlib
 import json
 import os
 
 import pytest
 import torch
+from blake3 import blake3
 
 from pww.codec import codec_named
 from pww.errors import NotFiniteError, PayloadError
@@ -28,9 +28,7 @@ def test_a_payload_comes_back_as_its_codec_says(tmp_path, kind):
     codec = codec_named(kind)
     info = write_payload(tmp_path / "p", TENSORS.items(), SHAPES, codec)
     data = (tmp_path / "p").read_bytes()
-    assert info == PayloadInfo(
-        codec=kind, size_bytes=len(data), sha256=hashlib.sha256(data).hexdigest()
-    )
+    assert info == PayloadInfo(codec=kind, size_bytes=len(data), digest=blake3(data).hexdigest())
     header = 8 + int.from_bytes(data[:8], "little")
     assert len(data) == header + sum(codec.size_bytes(shape) for shape in SHAPES.values())
     with PayloadReader(tmp_path / "p", info) as reader:
@@ -114,7 +112,7 @@ def written(path, metadata, tensors):
         for name, tensor in tensors.items():
             writer.add(name, tensor)
         done = writer.close()
-    return PayloadInfo(codec="fp32", size_bytes=done.size_bytes, sha256=done.sha256)
+    return PayloadInfo(codec="fp32", size_bytes=done.size_bytes, digest=done.digest)
 
 
 ONE = {"w/values": torch.zeros(2)}
@@ -146,7 +144,7 @@ def test_size_digest_and_codec_are_checked(tmp_path):
     info = write_payload(tmp_path / "p", TENSORS.items(), SHAPES, codec_named("fp32"))
     for change, text in (
         ({"size_bytes": info.size_bytes + 1}, f"p has {info.size_bytes} bytes, announced were"),
-        ({"sha256": "0" * 64}, "p has SHA-256 .* announced was 0000.*damaged; send it again"),
+        ({"digest": "0" * 64}, "p has BLAKE3 .* announced was 0000.*damaged; send it again"),
         ({"codec": "zip"}, "codec 'zip' is not known here"),
     ):
         with pytest.raises(PayloadError, match=text):

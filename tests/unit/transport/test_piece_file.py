@@ -1,12 +1,12 @@
 """A file that comes in pieces: resumed, whole or not there, whatever breaks."""
 
 import errno
-import hashlib
 import os
 from pathlib import Path
 
 import numpy as np
 import pytest
+from blake3 import blake3
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,7 +17,7 @@ PIECE = 1000
 
 def opened(base: Path, data: bytes, *, piece_bytes: int = PIECE) -> PieceFile:
     return PieceFile(
-        base, sha256=hashlib.sha256(data).hexdigest(), size_bytes=len(data), piece_bytes=piece_bytes
+        base, digest=blake3(data).hexdigest(), size_bytes=len(data), piece_bytes=piece_bytes
     )
 
 
@@ -73,7 +73,7 @@ def test_wrong_bytes(tmp_path: Path) -> None:
     file = opened(tmp_path / "file", data)
     for number in file.missing():
         put(file, b"\1" * 2500, number)
-    with pytest.raises(WrongDigest, match=r"2500 bytes with SHA-256 \w{64} were announced, those"):
+    with pytest.raises(WrongDigest, match=r"2500 bytes with BLAKE3 \w{64} were announced, those"):
         file.publish(tmp_path / "file")
     assert not list(tmp_path.iterdir()), "all is forgotten"
     assert opened(tmp_path / "file", data).missing() == [0, 1, 2]

@@ -1,7 +1,6 @@
 """Tensor files: what was written is read, by us and by the library; damage is refused."""
 
 import errno
-import hashlib
 import json
 import os
 import subprocess
@@ -13,6 +12,7 @@ import pytest
 import safetensors
 import safetensors.torch
 import torch
+from blake3 import blake3
 
 from pww.errors import PayloadError
 from pww.transport.header import MAX_HEADER
@@ -51,7 +51,7 @@ def test_what_was_written_is_read(tmp_path):
     with TensorReader(tmp_path / "a.safetensors") as reader:
         assert reader.names == tuple(TENSORS)
         assert reader.metadata == {"who": "us"}
-        assert (reader.size_bytes, reader.sha256()) == (written.size_bytes, written.sha256)
+        assert (reader.size_bytes, reader.digest()) == (written.size_bytes, written.digest)
         for name, tensor in TENSORS.items():
             assert (reader.shape(name), reader.dtype(name)) == (tuple(tensor.shape), tensor.dtype)
             assert torch.equal(reader.get(name), tensor)
@@ -138,9 +138,9 @@ def test_a_tensor_in_pieces_is_the_same_file(tmp_path):
     pieces.add("b", tensors["b"])
     written = pieces.close()
     assert (tmp_path / "pieces").read_bytes() == (tmp_path / "whole").read_bytes()
-    assert written.sha256 == state_hash(tmp_path / "whole")
+    assert written.digest == state_hash(tmp_path / "whole")
     with TensorReader(tmp_path / "pieces") as reader:
-        assert reader.sha256() == written.sha256
+        assert reader.digest() == written.digest
         out = torch.empty(4)
         reader.read("a", out, start=5)
         assert out.tolist() == [5.0, 6.0, 7.0, 8.0]
@@ -177,18 +177,18 @@ def test_a_file_without_its_digest(tmp_path):
     layout = {"a": (torch.float32, (1,))}
     with TensorWriter(tmp_path / "x", layout, {}, hashed=False) as writer:
         writer.add("a", torch.ones(1))
-        assert writer.close().sha256 == ""
+        assert writer.close().digest == ""
 
 
 def test_the_state_hash_is_pinned(tmp_path):
-    """SHA-256 over the plain file, its header written down here by hand."""
+    """BLAKE3 over the plain file, its header written down here by hand."""
     header = (
         b'{"__metadata__":{},"w":{"dtype":"F32","shape":[2,1],"data_offsets":[0,8]},'
         b'"b":{"dtype":"F32","shape":[],"data_offsets":[8,12]}}'
     )
     header += b" " * (-len(header) % 8)
     data = np.array([1.0, -2.5, 0.0], dtype="<f4").tobytes()
-    expected = hashlib.sha256(len(header).to_bytes(8, "little") + header + data).hexdigest()
+    expected = blake3(len(header).to_bytes(8, "little") + header + data).hexdigest()
     state = StateHash({"w": (2, 1), "b": ()})
     state.add("w", torch.tensor([[1.0], [-2.5]]))
     state.add("b", torch.tensor(0.0))

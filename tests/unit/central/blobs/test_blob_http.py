@@ -26,7 +26,7 @@ from pww.wire import Refusal
 
 A = np.random.default_rng(0).bytes(256_000)
 INFO = info_of(A)
-OBJECT = f"/v1/blobs/{INFO.sha256}"
+OBJECT = f"/v1/blobs/{INFO.digest}"
 UPLOAD = f"{OBJECT}/{len(A)}"
 
 
@@ -48,7 +48,7 @@ def there(desk: Desk, tmp_path: Path) -> Iterator[None]:
     (tmp_path / "a").write_bytes(A)
     desk.store.publish(INFO, tmp_path / "a")
     yield
-    desk.store.withdraw(INFO.sha256)
+    desk.store.withdraw(INFO.digest)
 
 
 def refusal(reply: httpx.Response, status: int, text: str) -> None:
@@ -64,7 +64,7 @@ def refusal(reply: httpx.Response, status: int, text: str) -> None:
         ({"range": "bytes=255990-"}, 206, 255990, len(A)),
         ({"range": "bytes=-7"}, 206, len(A) - 7, len(A)),
         ({"range": "bytes=0-0,5-5"}, 200, 0, len(A)),
-        ({"range": "bytes=10-19", "if-range": f'"{INFO.sha256}"'}, 206, 10, 20),
+        ({"range": "bytes=10-19", "if-range": f'"{INFO.digest}"'}, 206, 10, 20),
         ({"range": "bytes=10-19", "if-range": '"other"'}, 200, 0, len(A)),
         ({"range": "bytes=999999-"}, 416, 0, 0),
     ],
@@ -75,7 +75,7 @@ def test_get(
     for method in ("GET", "HEAD"):
         reply = http.request(method, OBJECT, headers=wanted)
         assert reply.status_code == status
-        assert reply.headers["etag"] == f'"{INFO.sha256}"'
+        assert reply.headers["etag"] == f'"{INFO.digest}"'
         assert reply.headers["accept-ranges"] == "bytes"
         assert int(reply.headers["content-length"]) == stop - start
         told = {206: f"bytes {start}-{stop - 1}/{len(A)}", 416: f"bytes */{len(A)}"}.get(status)
@@ -117,7 +117,7 @@ def test_no_other_route(desk: Desk, http: httpx.Client, path: str) -> None:
 def test_methods(http: httpx.Client) -> None:
     for method, path in (("DELETE", OBJECT), ("PUT", UPLOAD), ("PUT", f"{UPLOAD}/commit"),
                          ("POST", f"{UPLOAD}/0"), ("GET", UPLOAD), ("POST", OBJECT)):  # fmt: skip
-        refusal(http.request(method, path), 404, "no such route here: POST /v1/blobs/SHA256/SIZE")
+        refusal(http.request(method, path), 404, "no such route here: POST /v1/blobs/DIGEST/SIZE")
 
 
 def test_pieces(desk: Desk, http: httpx.Client) -> None:
@@ -160,8 +160,8 @@ def test_full(tmp_path: Path) -> None:
             reply = http.post(UPLOAD)
             refusal(reply, 507, "0.3 MB were announced: wait, or raise its quota")
             assert reply.headers["retry-after"] == "5"
-            assert http.get(f"/v1/blobs/{info.sha256}").content == first.read_bytes()
-            desk.store.discard(info.sha256)
+            assert http.get(f"/v1/blobs/{info.digest}").content == first.read_bytes()
+            desk.store.discard(info.digest)
             assert http.post(UPLOAD).status_code == 200
     finally:
         desk.close()
@@ -245,7 +245,7 @@ def test_slow_commit_is_asked_for_again(tmp_path: Path, monkeypatch: pytest.Monk
     carrier(desk.url, clock=clock).put(path, info)
     assert len(asked) == 1
     assert clock.waits >= 3
-    assert desk.store.path(info.sha256) is not None
+    assert desk.store.path(info.digest) is not None
     desk.close()
 
 
@@ -271,13 +271,13 @@ def test_file_cut_under_a_download(desk: Desk, http: httpx.Client, tmp_path: Pat
     os.truncate(path, 64 << 20)  # more than any buffer on the way holds
     info = INFO.model_copy(update={"size_bytes": 64 << 20})
     desk.store.publish(info, path)
-    with http.stream("GET", f"/v1/blobs/{info.sha256}") as reply:
+    with http.stream("GET", f"/v1/blobs/{info.digest}") as reply:
         chunks = reply.iter_raw(1000)
         next(chunks)
         path.write_bytes(b"")
         with pytest.raises(httpx.RemoteProtocolError):
             list(chunks)
-    desk.store.withdraw(info.sha256)
+    desk.store.withdraw(info.digest)
 
 
 # ------------------------------------------------------------------------------------- credentials

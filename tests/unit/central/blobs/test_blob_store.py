@@ -35,8 +35,8 @@ class House:
     def send(self, data: bytes, *numbers: int, replica: str = "lumi/a") -> None:
         """Pieces of `data`; all that are missing where none is named."""
         info = info_of(data)
-        state = self.store.begin(info.sha256, len(data), replica=replica)
-        upload = self.store.upload(info.sha256, len(data), replica=replica)
+        state = self.store.begin(info.digest, len(data), replica=replica)
+        upload = self.store.upload(info.digest, len(data), replica=replica)
         missing = [n for start, stop in state.missing for n in range(start, stop)]
         for number in numbers or missing:
             piece = data[number * PIECE :][:PIECE]
@@ -47,7 +47,7 @@ class House:
 
     def commit(self, data: bytes, *, replica: str = "lumi/a") -> None:
         info = info_of(data)
-        self.store.commit(info.sha256, len(data), replica=replica)
+        self.store.commit(info.digest, len(data), replica=replica)
 
     def files(self) -> int:
         return sum(path.is_file() for path in self.folder.rglob("*"))
@@ -66,17 +66,17 @@ def fault(call, *args, status: int, text: str, **words) -> None:  # type: ignore
 
 def test_upload_becomes_an_object(house: House) -> None:
     info = info_of(A)
-    assert house.store.begin(info.sha256, len(A), replica="lumi/a").missing == [(0, 4)]
+    assert house.store.begin(info.digest, len(A), replica="lumi/a").missing == [(0, 4)]
     house.send(A, 1, 3)
-    assert house.store.begin(info.sha256, len(A), replica="lumi/a").missing == [(0, 1), (2, 3)]
+    assert house.store.begin(info.digest, len(A), replica="lumi/a").missing == [(0, 1), (2, 3)]
     fault(house.commit, A, status=409, text=r"2 pieces of \w{16}… are missing: begin again")
-    assert house.store.path(info.sha256) is None
+    assert house.store.path(info.digest) is None
     house.send(A)
-    assert house.store.path(info.sha256) is None, "not before the commit"
+    assert house.store.path(info.digest) is None, "not before the commit"
     house.commit(A)
     house.commit(A)  # its reply was lost
-    assert house.store.path(info.sha256).read_bytes() == A  # type: ignore[union-attr]
-    assert house.store.begin(info.sha256, len(A), replica="sara/a").complete
+    assert house.store.path(info.digest).read_bytes() == A  # type: ignore[union-attr]
+    assert house.store.begin(info.digest, len(A), replica="sara/a").complete
     assert house.files() == 1
     assert house.store.used_bytes == len(A)
 
@@ -84,7 +84,7 @@ def test_upload_becomes_an_object(house: House) -> None:
 def test_empty_object(house: House) -> None:
     house.send(b"")
     house.commit(b"")
-    assert house.store.path(info_of(b"").sha256).read_bytes() == b""  # type: ignore[union-attr]
+    assert house.store.path(info_of(b"").digest).read_bytes() == b""  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("kill", [False, True])
@@ -94,20 +94,20 @@ def test_restart(house: House, kill: bool) -> None:
     house.commit(A)
     house.send(B, 0, 2)
     house.restart(kill=kill)
-    assert house.store.path(info_of(A).sha256).read_bytes() == A  # type: ignore[union-attr]
+    assert house.store.path(info_of(A).digest).read_bytes() == A  # type: ignore[union-attr]
     assert house.store.used_bytes == len(A) + len(B)
-    upload = house.store.upload(info_of(B).sha256, len(B), replica="lumi/a")
+    upload = house.store.upload(info_of(B).digest, len(B), replica="lumi/a")
     assert upload.missing() == [1, 3]
     house.send(B)
     house.commit(B)
-    assert house.store.path(info_of(B).sha256).read_bytes() == B  # type: ignore[union-attr]
+    assert house.store.path(info_of(B).digest).read_bytes() == B  # type: ignore[union-attr]
 
 
 def test_wrong_whole(house: House) -> None:
     """Every piece passes its checksum, the whole is another: nothing is visible or kept."""
     info = info_of(A)
-    house.store.begin(info.sha256, len(A), replica="lumi/a")
-    upload = house.store.upload(info.sha256, len(A), replica="lumi/a")
+    house.store.begin(info.digest, len(A), replica="lumi/a")
+    upload = house.store.upload(info.digest, len(A), replica="lumi/a")
     for number in range(4):
         piece = B[number * PIECE :][:PIECE]
         writer = upload.writer(number)
@@ -115,7 +115,7 @@ def test_wrong_whole(house: House) -> None:
         writer.write([piece])
         writer.finish(google_crc32c.value(piece))
     fault(house.commit, A, status=422, text="were announced, those that came have .* send it again")
-    assert house.store.path(info.sha256) is None
+    assert house.store.path(info.digest) is None
     assert house.files() == 0
     assert house.store.used_bytes == 0
     fault(upload.writer, 0, status=409, text="this upload is over or was collected: begin again")
@@ -123,8 +123,8 @@ def test_wrong_whole(house: House) -> None:
 
 def test_damaged_pieces(house: House) -> None:
     info = info_of(A)
-    house.store.begin(info.sha256, len(A), replica="lumi/a")
-    upload = house.store.upload(info.sha256, len(A), replica="lumi/a")
+    house.store.begin(info.digest, len(A), replica="lumi/a")
+    upload = house.store.upload(info.digest, len(A), replica="lumi/a")
     fault(upload.writer, 4, status=404, text="piece 4 of an object of 4 pieces")
     writer = upload.writer(0)
     assert writer is not None
@@ -146,8 +146,8 @@ def test_damaged_pieces(house: House) -> None:
 def test_later_try_replaces_an_earlier(house: House) -> None:
     """A try that was given up can write nothing after a later one was begun."""
     info = info_of(A)
-    house.store.begin(info.sha256, len(A), replica="lumi/a")
-    upload = house.store.upload(info.sha256, len(A), replica="lumi/a")
+    house.store.begin(info.digest, len(A), replica="lumi/a")
+    upload = house.store.upload(info.digest, len(A), replica="lumi/a")
     old, new = upload.writer(0), upload.writer(0)
     assert old is not None
     assert new is not None
@@ -165,14 +165,14 @@ def test_two_replicas_do_not_spoil_each_other(house: House) -> None:
     """The same object from two at once, one of which sends rubbish under its name."""
     info = info_of(A)
     house.send(A, 0, 1, replica="lumi/a")
-    house.store.begin(info.sha256, len(A), replica="sara/a")
-    rubbish = house.store.upload(info.sha256, len(A), replica="sara/a").writer(2)
+    house.store.begin(info.digest, len(A), replica="sara/a")
+    rubbish = house.store.upload(info.digest, len(A), replica="sara/a").writer(2)
     assert rubbish is not None
     rubbish.write([b"x" * PIECE])
     rubbish.finish(google_crc32c.value(b"x" * PIECE))
     house.send(A, replica="lumi/a")
     house.commit(A, replica="lumi/a")
-    assert house.store.path(info.sha256).read_bytes() == A  # type: ignore[union-attr]
+    assert house.store.path(info.digest).read_bytes() == A  # type: ignore[union-attr]
     house.commit(A, replica="sara/a")  # there is the object: its own upload is not needed
     assert house.files() == 1
 
@@ -195,7 +195,7 @@ def test_quota(tmp_path: Path) -> None:
     )
     house.send(B)  # what had begun goes on
     house.commit(B)
-    house.store.discard(info_of(A).sha256)
+    house.store.discard(info_of(A).digest)
     house.send(C)
     house.restart()
     assert house.store.used_bytes == len(B) + len(C), "the quota outlives a restart"
@@ -221,17 +221,17 @@ def test_publish_and_withdraw(house: House, tmp_path: Path) -> None:
     path, info = tmp_path / "theta", info_of(A)
     path.write_bytes(A)
     house.store.publish(info, path)
-    assert house.store.path(info.sha256) == path
-    assert house.store.begin(info.sha256, len(A), replica="lumi/a").complete
+    assert house.store.path(info.digest) == path
+    assert house.store.begin(info.digest, len(A), replica="lumi/a").complete
     assert house.store.used_bytes == 0, "it is its owner's"
-    assert house.store.take(info.sha256) is None, "only what was uploaded"
-    house.store.discard(info.sha256)
+    assert house.store.take(info.digest) is None, "only what was uploaded"
+    house.store.discard(info.digest)
     house.clock.advance(1e6)
     house.store.collect([], older_than_s=1.0)
     assert path.exists()
-    house.store.withdraw(info.sha256)
-    house.store.withdraw(info.sha256)
-    assert house.store.path(info.sha256) is None
+    house.store.withdraw(info.digest)
+    house.store.withdraw(info.digest)
+    assert house.store.path(info.digest) is None
     path.write_bytes(A[1:])
     with pytest.raises(StateError, match=rf"theta has {len(A) - 1} bytes, {len(A)} were announced"):
         house.store.publish(info, path)
@@ -240,16 +240,16 @@ def test_publish_and_withdraw(house: House, tmp_path: Path) -> None:
 def test_take_and_discard(house: House) -> None:
     house.send(A)
     house.commit(A)
-    taken = house.store.take(info_of(A).sha256)
+    taken = house.store.take(info_of(A).digest)
     assert taken is not None
     house.clock.advance(1e6)
     house.store.collect([], older_than_s=1.0)
     assert taken.read_bytes() == A, "not under its reader"
-    house.store.discard(info_of(A).sha256)
-    house.store.discard(info_of(A).sha256)
+    house.store.discard(info_of(A).digest)
+    house.store.discard(info_of(A).digest)
     assert not taken.exists()
-    assert house.store.path(info_of(A).sha256) is None
-    assert house.store.take(info_of(A).sha256) is None
+    assert house.store.path(info_of(A).digest) is None
+    assert house.store.take(info_of(A).digest) is None
 
 
 def test_collect(house: House) -> None:
@@ -258,19 +258,19 @@ def test_collect(house: House) -> None:
         house.send(data)
         house.commit(data)
     house.send(C, 0)
-    open_upload = house.store.upload(info_of(C).sha256, len(C), replica="lumi/a")
+    open_upload = house.store.upload(info_of(C).digest, len(C), replica="lumi/a")
     house.clock.advance(50.0)
     house.restart()  # an age does not outlive its process: it begins anew
     open_upload.close()
     house.clock.advance(50.0)
     assert house.store.collect([], older_than_s=60.0) == 0
-    house.store.path(info_of(A).sha256)
+    house.store.path(info_of(A).digest)
     house.clock.advance(20.0)
-    assert house.store.collect([info_of(B).sha256], older_than_s=60.0) == len(C)
-    assert house.store.path(info_of(A).sha256) is not None, "used lately"
-    assert house.store.path(info_of(B).sha256) is not None, "referenced"
+    assert house.store.collect([info_of(B).digest], older_than_s=60.0) == len(C)
+    assert house.store.path(info_of(A).digest) is not None, "used lately"
+    assert house.store.path(info_of(B).digest) is not None, "referenced"
     fault(
-        house.store.upload, info_of(C).sha256, len(C), replica="lumi/a", status=409,
+        house.store.upload, info_of(C).digest, len(C), replica="lumi/a", status=409,
         text="no such upload: begin again",
     )  # fmt: skip
     house.clock.advance(100.0)
@@ -317,11 +317,11 @@ def test_many_begun_uploads_keep_few_files_open(
     assert len(os.listdir("/proc/self/fd")) - before <= 2 * 3
     for data in objects:
         assert (
-            len(house.store.begin(info_of(data).sha256, len(data), replica="lumi/a").missing) == 1
+            len(house.store.begin(info_of(data).digest, len(data), replica="lumi/a").missing) == 1
         )
         house.send(data)
         house.commit(data)
-        assert house.store.path(info_of(data).sha256).read_bytes() == data  # type: ignore[union-attr]
+        assert house.store.path(info_of(data).digest).read_bytes() == data  # type: ignore[union-attr]
 
 
 def test_who_begins_and_never_ends_loses_the_oldest(
@@ -343,10 +343,10 @@ def test_what_somebody_removed_is_not_there_and_is_brought_again(house: House) -
     info = info_of(A)
     house.send(A)
     house.commit(A)
-    (house.folder / "objects" / info.sha256).unlink()
-    assert house.store.path(info.sha256) is None
-    assert house.store.take(info.sha256) is None
-    assert not house.store.begin(info.sha256, len(A), replica="lumi/a").complete
+    (house.folder / "objects" / info.digest).unlink()
+    assert house.store.path(info.digest) is None
+    assert house.store.take(info.digest) is None
+    assert not house.store.begin(info.digest, len(A), replica="lumi/a").complete
     house.send(A)
     for path in (house.folder / "uploads").glob("*.part"):
         path.unlink()
@@ -357,4 +357,4 @@ def test_what_somebody_removed_is_not_there_and_is_brought_again(house: House) -
     theirs.write_bytes(B)
     house.store.publish(info_of(B), theirs)
     theirs.write_bytes(B[:-1])
-    assert house.store.path(info_of(B).sha256) is None
+    assert house.store.path(info_of(B).digest) is None

@@ -49,7 +49,7 @@ SPACE = BlockSpace(
 )  # 20 blocks, the last of 2 windows
 MODEL = "a" * 64
 TARGETS = SPACE.window_tokens - 1
-PAYLOAD = PayloadInfo(codec="fp32", size_bytes=1, sha256="b" * 64)
+PAYLOAD = PayloadInfo(codec="fp32", size_bytes=1, digest="b" * 64)
 
 
 @cache

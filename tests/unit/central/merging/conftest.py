@@ -44,7 +44,7 @@ MODEL = model_digest(SHAPES)
 NO_BYTES = PayloadInfo(
     codec="none",
     size_bytes=0,
-    sha256="e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855",
+    digest="af1349b9f5f9a1a6a0404dea36dcc9499bcb25c9adc112b7cc9a93cae41f3262",
 )
 SPACE = BlockSpace(
     num_windows=400, block_windows=2, seed=3, epochs=1, window_tokens=26, corpus="c" * 64

@@ -71,7 +71,7 @@ def test_a_damaged_or_rounded_seed_is_refused(empty):
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
-    with pytest.raises(PayloadError, match=r"theta\(0\) has SHA-256 .*damaged; send it again"):
+    with pytest.raises(PayloadError, match=r"theta\(0\) has BLAKE3 .*damaged; send it again"):
         empty.merger.accept_seed(seed, path)
 
 
@@ -87,7 +87,7 @@ def test_a_seed_of_half_precision_is_refused(empty, delta_of):
             writer.add(name, tensor)
         written = writer.close()
     info = seed.payload.model_copy(
-        update={"size_bytes": written.size_bytes, "sha256": written.sha256}
+        update={"size_bytes": written.size_bytes, "digest": written.digest}
     )
     with pytest.raises(PayloadError, match=r"tensor embed.weight is torch.float16, not fp32"):
         empty.merger.accept_seed(seed.model_copy(update={"payload": info}), path)
@@ -144,8 +144,8 @@ def test_an_invitation_describes_the_file_beside_it(world, delta_of):
     assert [v.delta for v in second.verdicts] == [a.prev]
     with TensorReader(path) as reader:
         assert second.payload.codec == "fp32"
-        assert (second.payload.size_bytes, second.payload.sha256) == (
-            reader.size_bytes, reader.sha256(),
+        assert (second.payload.size_bytes, second.payload.digest) == (
+            reader.size_bytes, reader.digest(),
         )  # fmt: skip
 
 

@@ -259,10 +259,10 @@ class Shelf:
 
     def publish(self, info, path) -> None:
         assert path.stat().st_size == info.size_bytes
-        self.files[info.sha256] = path
+        self.files[info.digest] = path
 
     def withdraw(self, info) -> None:
-        del self.files[info.sha256]
+        del self.files[info.digest]
 
 
 @pytest.mark.parametrize(
@@ -294,10 +294,10 @@ def test_on_the_shelf_is_what_is_current_and_one_theta_more(tmp_path, make_world
     shelf = Shelf()
     world = make_world(tmp_path, down=DOWN, shelf=shelf)
     rounds(world, delta_of, 6)
-    before = world.merger.published.generations.open("round-000005").info.theta.sha256
+    before = world.merger.published.generations.open("round-000005").info.theta.digest
     told, path = world.merger.invitation("a/x", "phase")
     assert (told.beside, path) == ("nothing", None)
-    wanted = {told.payload.sha256, *(one.payload.sha256 for one in told.updates)}
+    wanted = {told.payload.digest, *(one.payload.digest for one in told.updates)}
     assert shelf.files.keys() == wanted | {before}, "and what somebody may be in the middle of"
     assert all(path.exists() for path in shelf.files.values())
     shelf.files.clear()

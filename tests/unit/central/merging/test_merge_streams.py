@@ -76,7 +76,7 @@ class Bench:
                 assert np.array_equal(theta.get(name).numpy(), self.theta[name].numpy() - u), name
                 assert np.array_equal(momentum.get(name).numpy(), m), name
         assert generation.info.state_hash == state_hash(generation.theta)
-        assert generation.info.theta.sha256 == generation.info.state_hash
+        assert generation.info.theta.digest == generation.info.state_hash
         assert generation.info.momentum_fingerprint == fingerprint(generation.momentum)
 
 

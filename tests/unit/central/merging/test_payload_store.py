@@ -1,8 +1,7 @@
 """Payloads are kept whole under validated names, or not at all."""
 
-import hashlib
-
 import pytest
+from blake3 import blake3
 
 from pww.central.payload_store import PayloadStore
 from pww.errors import PayloadError
@@ -12,7 +11,7 @@ ID = "0123456789abcdef" * 2
 
 
 def info_of(data: bytes) -> PayloadInfo:
-    return PayloadInfo(codec="fp32", size_bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
+    return PayloadInfo(codec="fp32", size_bytes=len(data), digest=blake3(data).hexdigest())
 
 
 @pytest.mark.parametrize("durable", [False, True])
@@ -36,7 +35,7 @@ def test_a_payload_is_copied_or_linked_found_and_dropped(tmp_path, durable):
 def test_other_bytes_than_announced_are_not_kept(tmp_path, came, durable):
     store = PayloadStore(tmp_path / "s")
     (tmp_path / "in").write_bytes(came)
-    with pytest.raises(PayloadError, match=r"3 bytes with SHA-256 .* were announced, \d+"):
+    with pytest.raises(PayloadError, match=r"3 bytes with BLAKE3 .* were announced, \d+"):
         store.put(ID, tmp_path / "in", info_of(b"abc"), durable=durable)
     assert list((tmp_path / "s").iterdir()) == []
 
