@@ -19,6 +19,7 @@ from pww.lease.space import BlockSpace
 from pww.replica.outbox import Entry
 from pww.replica.port import Claims, CoordinatorPort
 from pww.replica.session import Session
+from pww.transport.carrier import Transfers
 from pww.transport.exchange import Exchange
 from pww.wire import Carriage
 
@@ -35,6 +36,7 @@ class Ends:
     close: Callable[[tuple[int, ...]], None]
     carriage: Carriage | None = None  # the central's choice of codecs; None: the configuration's
     retries: Callable[[], int] = lambda: 0  # requests so far that were repeats
+    transfers: Callable[[], Transfers] = Transfers  # what a carrier moved so far
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +238,8 @@ def _federated(
         carried = 0 if carrier is None else carrier.transfers().retries
         return port.num_retries + fleet.num_retries + carried
 
-    return Ends(session, exchange, close, carriage, retries)
+    moved = Transfers if carrier is None else carrier.transfers
+    return Ends(session, exchange, close, carriage, retries, moved)
 
 
 def _check_size(start: Start, *, theirs_mb: int, ours_mb: int) -> None:
