@@ -34,7 +34,7 @@ class Ends:
     exchange: Exchange
     close: Callable[[tuple[int, ...]], None]
     carriage: Carriage | None = None  # the central's choice of codecs; None: the configuration's
-    retries: Callable[[], int] = lambda: 0  # requests so far that were repeats
+    counts: Callable[[], dict[str, int]] = dict  # of this process so far, by their metrics' names
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,11 +232,11 @@ def _federated(
             carrier.close()
         port.close()
 
-    def retries() -> int:
-        carried = 0 if carrier is None else carrier.transfers().retries
-        return port.num_retries + fleet.num_retries + carried
+    def counts() -> dict[str, int]:
+        found = exchange.counts
+        return {**found, "retries": found["retries"] + port.num_retries}
 
-    return Ends(session, exchange, close, carriage, retries)
+    return Ends(session, exchange, close, carriage, counts)
 
 
 def _check_size(start: Start, *, theirs_mb: int, ours_mb: int) -> None:

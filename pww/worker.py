@@ -163,7 +163,7 @@ def _train(
         stack.callback(lambda: ends.close(_unsent(outbox)))  # the goodbye first: wandb may be slow
     report = Report(
         run, metrics=metrics, outbox=outbox, plan=plan, every_rounds=config.evaluation.every_rounds,
-        clock=clock, retries=None if ends is None else ends.retries,
+        clock=clock, counts=None if ends is None else ends.counts,
     )  # fmt: skip
     stack.callback(report.close)
     loop.run(

@@ -18,6 +18,7 @@ def round_report(
     rejected: Sequence[str],
     bytes_received: int,
     merge_seconds: float,
+    retries: int = 0,
 ) -> RoundReport:
     """What the merge of `offers` did; `rejected` are "site/a: reason" since the merge before."""
     shares = [offer.tokens / result.tokens for offer in offers]
@@ -36,4 +37,5 @@ def round_report(
         drift_max=max(drifts),
         bytes_received=bytes_received,
         merge_seconds=merge_seconds,
+        retries=retries,
     )

@@ -112,6 +112,8 @@ class Books:
         return told, self.theta
 
     def accept_seed(self, seed: Seed, payload: Path) -> None:
+        if self.theta is not None:
+            return  # the first one wins
         self.seeds.append(seed.replica)
         self.theta = payload.rename(self.folder / "round-0.safetensors")
 

@@ -249,10 +249,10 @@ class Site:
             session.leave(() if pending is None else tuple(s.lease for s in pending.offer.spans))
             if exchange is not None:
                 exchange.close()
-                came = exchange.came
-                self.books.seen["theta came whole"] += came.whole
-                self.books.seen["theta came by update"] += came.updates
-                if came.repairs:
+                counts = exchange.counts
+                self.books.seen["theta came whole"] += counts["theta_whole"]
+                self.books.seen["theta came by update"] += counts["theta_updates"]
+                if counts["theta_repairs"]:
                     self.world.fail(f"{self.replica} has other bits than the central after updates")
             outbox.close()
 

@@ -133,7 +133,9 @@ def test_damage_is_found(run):
     _, deltas = kept.round(3)
     whole = deltas[1].path.read_bytes()
     deltas[1].path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    with pytest.raises(StateError, match=r"round 3: delta .* of a/z cannot be merged again .*BLAKE3"):
+    with pytest.raises(
+        StateError, match=r"round 3: delta .* of a/z cannot be merged again .*BLAKE3"
+    ):
         heard(run)
     deltas[1].path.write_bytes(whole)
     (deltas[1].path.parent / "round.json").write_text("{}")
