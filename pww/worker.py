@@ -147,7 +147,11 @@ def _train(
     if carriage is not None:
         if carriage.codec != codec.name:
             log.info("deltas travel as %s: the central's codec, not %s", carriage.codec, codec.name)
-        outbox.encode_with(codec_named(carriage.codec), feedback=carriage.feedback)
+        codec = codec_named(carriage.codec)
+        outbox.encode_with(codec, feedback=carriage.feedback)
+    if ranks.rank == 0:
+        size_bytes = sum(codec.size_bytes(tuple(shape)) for shape in trainer.shapes().values())
+        log.info("a delta is %.1f MB as %s", size_bytes / 1e6, codec.name)
     metrics = None
     if ends is not None:
         metrics = Metrics(

@@ -182,6 +182,11 @@ def _start(config: Config) -> int:
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
+    if config.diloco.overlap:
+        log.warning(
+            "diloco.overlap=true has no effect here: each site says so for itself, in its own "
+            "command"
+        )
     folder = paths.run_folder(config)
     from pww.central.service import serve
 

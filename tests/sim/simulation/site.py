@@ -86,7 +86,7 @@ class WatchedOutbox(Outbox):
     def put(self, trainer: Any, theta: Theta, result: Any, lease: Lease, **more: Any) -> Entry:
         self.site.books.puts(lease, theta.round, self.merged, trainer.began)
         entry = super().put(trainer, theta, result, lease, **more)
-        self.site.books.offers[entry.offer.delta] = entry.offer
+        self.site.encoded(entry)
         trainer.here = entry.offer.delta
         return entry
 
@@ -200,8 +200,14 @@ class Site:
         trainer = Trainer(self, batch=self._plan["batch_windows"], step_s=self._step_s,
                           seed=self.index)  # fmt: skip
         plan = Plan(self.space, trainer=trainer, **self._plan)
-        outbox = WatchedOutbox(self.folder, ranks=self.ranks, codec=codec_named("fp32"), keep=2)
+        codec = config.codec
+        outbox = WatchedOutbox(
+            self.folder, ranks=self.ranks, codec=codec_named(codec.name), keep=2,
+            feedback=codec.feedback,
+        )  # fmt: skip
         outbox.site = self
+        if outbox.pending is not None:
+            self.encoded(outbox.pending)
         seed = self.folder / "theta0.safetensors"
         if outbox.last is not None:
             trainer.load_inner(outbox.last.inner)
@@ -266,6 +272,10 @@ class Site:
         )  # fmt: skip
 
     # ------------------------------------------------------------------- what it really did
+
+    def encoded(self, entry: Entry) -> None:
+        """A delta is durable here."""
+        self.books.sums.encoded(entry, replica=self.replica, life=self.machine.life)
 
     def draws(self, lease: Lease, offset: int, windows: list[int]) -> None:
         """The data loader fetches windows of a lease, from the `offset`-th on."""
