@@ -19,6 +19,7 @@ from pww.lease.space import BlockSpace
 from pww.replica.outbox import Entry
 from pww.replica.port import Claims, CoordinatorPort
 from pww.replica.session import Session
+from pww.transport.carrier import Transfers
 from pww.transport.exchange import Exchange
 from pww.wire import Carriage
 
@@ -35,6 +36,7 @@ class Ends:
     close: Callable[[tuple[int, ...]], None]
     carriage: Carriage | None = None  # the central's choice of codecs; None: the configuration's
     counts: Callable[[], dict[str, int]] = dict  # of this process so far, by their metrics' names
+    transfers: Callable[[], Transfers] = Transfers  # what a carrier moved so far
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +238,8 @@ def _federated(
         found = exchange.counts
         return {**found, "retries": found["retries"] + port.num_retries}
 
-    return Ends(session, exchange, close, carriage, counts)
+    moved = Transfers if carrier is None else carrier.transfers
+    return Ends(session, exchange, close, carriage, counts, moved)
 
 
 def _check_size(start: Start, *, theirs_mb: int, ours_mb: int) -> None:

@@ -3,6 +3,7 @@
     PwwError                    base; its text is the whole message for a person
     ├── ConfigError             the configuration is wrong: all faults, one a line (exit 2)
     ├── DataError               corpus, manifest or tokenizer unusable
+    │   └── WorkerLost          … because a tokenising process died; going on may help
     ├── PayloadError            bytes that are not what they claim: digest, names, shapes
     │   └── NotFiniteError      values that are nan or inf, or would become so
     ├── CheckpointError         a checkpoint cannot be written or read; the previous one is intact
@@ -46,6 +47,10 @@ class ConfigError(PwwError):
 
 class DataError(PwwError):
     """A corpus, its manifest or its tokenizer cannot be used."""
+
+
+class WorkerLost(DataError):
+    """A tokenising process died; what is finished is kept, and the same call goes on from there."""
 
 
 class PayloadError(PwwError):

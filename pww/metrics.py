@@ -5,14 +5,17 @@ then what else is known.
 """
 
 import logging
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from pww.log import JsonLines
 
 log = logging.getLogger(__name__)
 
+MAX_EXPONENT = 700.0
+"""exp of more is no float any more."""
 Split = Literal["train", "eval", "outer", "residual"]
 
 
@@ -74,6 +77,37 @@ class Metrics:
             except Exception as fault:
                 log.warning("wandb did not finish: %s", fault)
             self._wandb = None
+
+
+def perplexity(loss: float) -> float:
+    """Of a loss that is pooled over tokens; a mean of perplexities is none."""
+    return math.exp(min(loss, MAX_EXPONENT))
+
+
+class SetLoss(Protocol):
+    """The loss over another corpus' windows."""
+
+    @property
+    def name(self) -> str:
+        """Of the corpus, as columns have it."""
+
+    @property
+    def loss(self) -> float:
+        """Pooled over tokens."""
+
+    @property
+    def tokens(self) -> int:
+        """How many."""
+
+
+def set_columns(sets: Iterable[SetLoss]) -> dict[str, float]:
+    """An `eval` row's columns of other corpora."""
+    columns: dict[str, float] = {}
+    for one in sets:
+        columns[f"loss_{one.name}"] = one.loss
+        columns[f"perplexity_{one.name}"] = perplexity(one.loss)
+        columns[f"tokens_{one.name}"] = one.tokens
+    return columns
 
 
 def _is_number(value: object) -> bool:

@@ -226,7 +226,7 @@ def _show(place: Place, asked: Asked) -> int:
     from rich.console import Console
     from rich.live import Live
 
-    wide = None if sys.stdout.isatty() else 160  # a file has no width
+    wide = None if sys.stdout.isatty() else 200  # a file has no width
     console, clock, never = Console(width=wide), SystemClock(), threading.Event()
     first = status()
     if not asked.watch:
@@ -276,8 +276,8 @@ def _rendered(status: dict[str, Any]) -> "Group":
         head.add_row(f"[bold]{name}", value)
     table = Table(title="replicas", title_justify="left", box=None, pad_edge=False)
     for name in (
-        "replica", "state", "process", "seen", "lease", "steps", "tokens/s", "loss", "drift",
-        "stale", "delta", "blocks in",
+        "replica", "state", "process", "seen", "lease", "H", "tokens/s", "MFU", "TFLOP/s", "memory",
+        "loss", "drift", "stale", "up", "down", "rate", "blocks in",
     ):  # fmt: skip
         justify: Literal["left", "right"] = "left" if name in ("replica", "state") else "right"
         table.add_column(name, justify=justify, no_wrap=name == "replica")
@@ -287,8 +287,11 @@ def _rendered(status: dict[str, Any]) -> "Group":
         table.add_row(
             member["replica"], member["state"], member["incarnation"],
             f"{member['last_seen_s']:.0f} s", " ".join(spans) or "-", str(phase["steps"]),
-            f"{phase['tokens_per_s']:,.0f}", f"{phase['loss']:.3f}", f"{phase['drift']:.4f}",
-            str(phase["staleness"]), f"{phase['bytes'] / 1e6:.1f} MB", f"{member['committed']:,}",
+            f"{phase['tokens_per_s']:,.0f}", f"{phase['mfu']:.1%}" if phase["mfu"] else "-",
+            f"{phase['tflops']:,.3g}" if phase["tflops"] else "-", _size(phase["memory_bytes"]),
+            f"{phase['loss']:.3f}", f"{phase['drift']:.4f}", str(phase["staleness"]),
+            _size(phase["bytes_up"]), _size(phase["bytes_down"]), _rates(phase),
+            f"{member['committed']:,}",
         )  # fmt: skip
     return Group(head, table)
 
@@ -298,6 +301,21 @@ def _mark(lease: dict[str, Any]) -> str:
     if lease["received"]:
         return "+"
     return "" if lease["watermark"] == lease["stop"] else "~"
+
+
+def _size(size_bytes: float) -> str:
+    """In the unit that leaves one to three digits before the point."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if size_bytes < 1000:
+            return f"{size_bytes:.3g} {unit}" if size_bytes else "-"
+        size_bytes /= 1000
+    return f"{size_bytes:,.3g} TB"
+
+
+def _rates(phase: dict[str, Any]) -> str:
+    """How fast a carrier moved payloads, up and down; "-" where they lie beside messages."""
+    both = (phase["up_bytes_per_s"], phase["down_bytes_per_s"])
+    return "/".join(f"{_size(one)}/s" if one else "-" for one in both) if any(both) else "-"
 
 
 def _time(seconds: float) -> str:

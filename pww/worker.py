@@ -7,7 +7,7 @@ is exhausted, 1 a fault (its sentence is the last line), 130 stopped and resumab
 import logging
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -33,10 +33,14 @@ log = logging.getLogger("pww.worker")
 
 
 def torchtitan(config: Config, corpus: "Corpus", ranks: "Ranks") -> "Trainer":
-    """The engine of every language model."""
+    """The engine of every language model, and the corpora that it is evaluated on besides."""
+    from pww.trainer.evaluation_sets import open_sets
     from pww.trainer.titan import TitanTrainer
 
-    return TitanTrainer(config, corpus, ranks=ranks)
+    opened: list[Mapping[str, Corpus]] = []
+    ranks.share(lambda: opened.append(open_sets(config, corpus, project=paths.PROJECT)))
+    sets = opened[0] if opened else open_sets(config, corpus, project=paths.PROJECT)
+    return TitanTrainer(config, corpus, ranks=ranks, sets=sets)
 
 
 def main(
@@ -91,6 +95,7 @@ def _train(
     from pww.lease.space import BlockSpace
     from pww.metrics import Metrics
     from pww.replica import loop
+    from pww.replica.gauges import Hardware, Meters
     from pww.replica.outbox import Outbox
     from pww.replica.plan import PhasePlan
     from pww.replica.report import Report
@@ -168,6 +173,9 @@ def _train(
     report = Report(
         run, metrics=metrics, outbox=outbox, plan=plan, every_rounds=config.evaluation.every_rounds,
         clock=clock, counts=None if ends is None else ends.counts,
+        meters=None if ends is None else Meters(
+            Hardware.of(config), clock=clock, transfers=ends.transfers
+        ),
     )  # fmt: skip
     stack.callback(report.close)
     loop.run(

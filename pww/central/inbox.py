@@ -1,7 +1,6 @@
 """What the federation hands in and asks for, answered by books and merge; writes global metrics."""
 
 import logging
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal, Protocol
@@ -11,7 +10,7 @@ from pww.central.books import Books
 from pww.central.membership import Member
 from pww.clock import Clock
 from pww.errors import PayloadError, Refused, StateError
-from pww.metrics import Metrics
+from pww.metrics import Metrics, perplexity, set_columns
 from pww.wire import Invitation, Offer, PayloadInfo, RoundReport, Seed, Verdict
 
 log = logging.getLogger(__name__)
@@ -144,8 +143,8 @@ class CentralInbox:
             self._metrics.row(
                 "eval", step=offer.base_round, round=offer.base_round,
                 tokens=self._books.tokens_total(offer.base_round),
-                loss=told.held_out_loss, perplexity=math.exp(min(told.held_out_loss, 700.0)),
-                held_out_tokens=told.held_out_tokens,
+                loss=told.held_out_loss, perplexity=perplexity(told.held_out_loss),
+                held_out_tokens=told.held_out_tokens, **set_columns(told.held_out_sets),
             )  # fmt: skip
         return verdict
 
@@ -228,6 +227,7 @@ class CentralInbox:
         row = report.model_dump(mode="json")
         loss, tokens = row.pop("loss"), row.pop("tokens")
         del row["round"]
+        row |= {f"mfu_{one['device']}": one["mfu"] for one in row.pop("mfu")}
         self._metrics.row(
             "outer", step=report.round, round=report.round,
             tokens=self._books.tokens_total(report.round), loss=loss, merge_tokens=tokens, **row,

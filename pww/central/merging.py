@@ -21,6 +21,7 @@ from pww.central.books_socket import path_in
 from pww.central.carried import Blobs
 from pww.central.door import Door, Identity
 from pww.central.ending import complete, coverage_line, refuse_complete
+from pww.central.exporting import export_final
 from pww.central.inbox import NOTED_BYTES, CentralInbox
 from pww.central.ledger import FILE
 from pww.central.listening import Listening, listen
@@ -77,10 +78,12 @@ class Merger:
         if stop.is_set():
             raise Stopped(f"stopped at round {books.round}; start it again with the same command")
         theta = self.aggregator.publish_final(folder)
+        exported = export_final(self.config, folder, self.aggregator.published.current)
         return (
             f"run {self.config.run.name} is complete: {books.round} merges, "
             f"{coverage_line(books.status())}\n"
             f"  theta    {paths.shown(theta)} (state hash {books.state_hash})\n"
+            f"  {exported}\n"
             f"  metrics  {paths.shown(folder / 'metrics.jsonl')}\n"
             f"  check    python -m pww.central audit {paths.shown(folder)}" + self._never_sent()
         )

@@ -7,6 +7,16 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from pww.central.status import Status
 
+PHASE_GAUGES = (
+    ("tokens_per_s", "pww_member_tokens_per_second", "Of its newest phase."),
+    ("tflops", "pww_member_tflops", "Model TFLOP/s of its newest phase, all ranks."),
+    ("mfu", "pww_member_mfu", "Share of its devices' peak; 0: the peak is not known."),
+    ("memory_bytes", "pww_member_memory_bytes", "The most that a rank had in use."),
+    ("wait_s", "pww_member_wait_seconds", "Before its newest phase."),
+    ("exchange_s", "pww_member_exchange_seconds", "Of the delta before."),
+    ("bytes_up", "pww_member_bytes_up", "Payloads of its process so far."),
+    ("bytes_down", "pww_member_bytes_down", "Likewise."),
+)
 BLOCK_STATES = ("committed", "leased", "unassigned", "quarantined")
 
 
@@ -53,6 +63,12 @@ class _Collector:
             rate.add_metric(who, member["windows_per_s"])
             done.add_metric(who, member["committed"])
         yield from (live, seen, rate, done)
+        for key, name, help_ in PHASE_GAUGES:
+            gauge = GaugeMetricFamily(name, help_, labels=labels)
+            for member in self._status["members"]:
+                value = member["phase"][key]  # type: ignore[literal-required]
+                gauge.add_metric([*run, member["replica"]], value)
+            yield gauge
 
 
 def exposition(status: Status) -> str:

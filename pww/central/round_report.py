@@ -1,4 +1,6 @@
-"""The arithmetic of a round's report: losses pooled by tokens, drift as mean and max; all finite.
+"""The arithmetic of a round's report: losses pooled by tokens, drift as mean and max, tokens/s
+summed over the replicas (each counts once, with its newest delta), MFU by kind of device; all
+finite.
 
 A report goes to every site as JSON, which knows no inf and no nan.
 """
@@ -7,7 +9,7 @@ import math
 from collections.abc import Sequence
 
 from pww.central.merge import MergeResult
-from pww.wire import Offer, RoundReport
+from pww.wire import MAX_DEVICES, DeviceMfu, Gauges, Offer, RoundReport, mfu
 
 
 def round_report(
@@ -24,6 +26,7 @@ def round_report(
     shares = [offer.tokens / result.tokens for offer in offers]
     losses = [offer.metrics.loss for offer in offers]
     drifts = [offer.metrics.drift for offer in offers]
+    newest = list({offer.replica: offer.metrics for offer in offers}.values())
     return RoundReport(
         round=round_,
         merged=tuple(offer.replica for offer in offers),
@@ -38,4 +41,24 @@ def round_report(
         bytes_received=bytes_received,
         merge_seconds=merge_seconds,
         retries=retries,
+        tokens_per_s=math.fsum(told.tokens_per_s for told in newest),
+        mfu=_mfu([told.gauges for told in newest]),
+    )
+
+
+def _mfu(gauges: Sequence[Gauges]) -> tuple[DeviceMfu, ...]:
+    """FLOPs by peak FLOPs, for each kind of device: a mean over kinds would say nothing."""
+    done: dict[str, list[Gauges]] = {}
+    for one in gauges:
+        if one.flops_per_s and one.peak_flops_per_s:
+            done.setdefault(one.device, []).append(one)
+    return tuple(
+        DeviceMfu(
+            device=device,
+            mfu=mfu(
+                math.fsum(one.flops_per_s for one in some),
+                math.fsum(one.peak_flops_per_s for one in some),
+            ),
+        )
+        for device, some in sorted(done.items())[:MAX_DEVICES]
     )

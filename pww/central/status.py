@@ -4,6 +4,10 @@ from typing import TypedDict
 
 from pww.central.membership import Seat
 from pww.central.state import State
+from pww.wire import PhaseMetrics
+
+NOTHING = PhaseMetrics(steps=0, tokens=0, loss=0.0, phase_seconds=0.0, tokens_per_s=0.0)
+"""Of a replica that has not offered a delta yet."""
 
 
 class LeaseStatus(TypedDict):
@@ -27,6 +31,16 @@ class PhaseStatus(TypedDict):
     drift: float
     staleness: int
     bytes: int
+    device: str  # what one rank computes on
+    tflops: float  # of the model, all ranks together
+    mfu: float  # of the devices' peak; 0: it is not known
+    memory_bytes: int  # the most that a rank had in use
+    wait_s: float
+    exchange_s: float
+    bytes_up: int  # payloads of its process so far
+    bytes_down: int
+    up_bytes_per_s: float  # while a carrier sent
+    down_bytes_per_s: float
 
 
 class MemberStatus(TypedDict):
@@ -129,16 +143,17 @@ def status_of(state: State) -> Status:
 
 
 def _phase_of(seat: Seat) -> PhaseStatus:
-    offer = seat.last
-    if offer is None:
-        return PhaseStatus(
-            steps=0, seconds=0.0, tokens_per_s=0.0, loss=0.0, drift=0.0, staleness=0, bytes=0
-        )
-    told = offer.metrics
+    told = NOTHING if seat.last is None else seat.last.metrics
+    size_bytes = 0 if seat.last is None else seat.last.payload.size_bytes
+    seen = told.gauges
     return PhaseStatus(
         steps=told.steps, seconds=told.phase_seconds, tokens_per_s=told.tokens_per_s,
-        loss=told.loss, drift=told.drift, staleness=seat.staleness,
-        bytes=offer.payload.size_bytes,
+        loss=told.loss, drift=told.drift, staleness=seat.staleness, bytes=size_bytes,
+        device=seen.device, tflops=seen.flops_per_s / 1e12, mfu=seen.mfu,
+        memory_bytes=seen.memory_bytes, wait_s=seen.wait_seconds,
+        exchange_s=seen.exchange_seconds, bytes_up=seen.bytes_up + size_bytes,
+        bytes_down=seen.bytes_down, up_bytes_per_s=seen.up_bytes_per_s,
+        down_bytes_per_s=seen.down_bytes_per_s,
     )  # fmt: skip
 
 

@@ -109,6 +109,13 @@ def outer_fits(config: Config) -> Iterator[str]:
         )
 
 
+def sets_have_names(config: Config) -> Iterator[str]:
+    """A set is a column of its own."""
+    names = [one.name for one in config.evaluation.sets]
+    for name in sorted({name for name in names if names.count(name) > 1}):
+        yield f"evaluation.sets: two are called {name}; give each a name of its own"
+
+
 def norm_clip_fits(config: Config) -> Iterator[str]:
     """A limit below the median would shrink every delta of a round of equals."""
     clip = config.diloco.norm_clip
@@ -254,6 +261,8 @@ def tokenizer_fits(config: Config) -> Iterator[str]:
         yield f"data.files=[]: data.kind={data.kind} needs at least one file or pattern"
     if data.kind != "pydocs" and not data.roots:
         yield "data.roots=[]: name at least one folder to look for data.files in"
+    if data.kind in ("pydocs", "text") and data.column != "text":
+        yield f"data.column={data.column}: data.kind={data.kind} has no columns or keys; use text"
 
 
 RULES = (
@@ -264,6 +273,7 @@ RULES = (
     Rule(("model",), heads_fit),
     Rule(("diloco.outer",), outer_fits),
     Rule(("diloco.norm_clip",), norm_clip_fits),
+    Rule(("evaluation.sets",), sets_have_names),
     Rule(("darl.heartbeat_s", "darl.detect_s", "darl.ttl_floor_s"), heartbeats_fit),
     Rule(("transport.retry_first_s", "transport.retry_max_s"), retries_fit),
     Rule(("transport.kind", "transport.url"), url_fits_the_way),
@@ -279,6 +289,6 @@ RULES = (
         roles_fit,
     ),
     Rule(("central.url", "central.bundle"), url_is_guarded),
-    Rule(("data.kind", "data.files", "data.roots"), tokenizer_fits),
+    Rule(("data.kind", "data.files", "data.roots", "data.column"), tokenizer_fits),
     *(Rule(keys, rule) for keys, rule in (*check_codec.RULES, *check_site.RULES)),
 )

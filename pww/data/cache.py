@@ -50,7 +50,8 @@ def published(entry: Path, *, build: Callable[[Path], None], clock: Clock) -> No
     except OSError as fault:
         raise DataError(
             f"cannot write the tokenised corpus {entry}: {fault.strerror or fault};"
-            " make room there, or set data.cache to another folder"
+            " make room there and start again (finished pieces are kept), or set data.cache to"
+            " another folder"
         ) from None
 
 

@@ -5,7 +5,9 @@
 
 import hashlib
 import logging
+import shutil
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -13,11 +15,12 @@ from pww.clock import Clock, SystemClock
 from pww.config.schema import BpeTokenizer, Data, FileTokenizer
 from pww.data.build import TOKENIZER_FILE, build, padded
 from pww.data.cache import published
+from pww.data.kept import SUFFIX
 from pww.data.manifest import FILE, TOOL, Manifest, canonical_json, read_manifest
 from pww.data.shards import Ids, Shards, Windows
-from pww.data.sources import open_source
+from pww.data.sources import Source, open_source
 from pww.data.tokenizer import TextTokenizer
-from pww.errors import DataError
+from pww.errors import DataError, WorkerLost
 
 _log = logging.getLogger(__name__)
 
@@ -117,21 +120,27 @@ class Corpus:
         return TextTokenizer(data, origin=str(path))
 
 
-def prepare(
-    data: Data,
-    *,
-    seq_len: int,
-    vocab_multiple: int,
-    project: Path,
-    clock: Clock = SystemClock(),
-) -> Corpus:
-    """The tokenised corpus that `data` names: from the cache if it is there, else built now.
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the corpus of some settings is or will be, and what it is made of."""
 
-    Its folder is `<project>/<data.cache>/<data.name>-<key>`; the key is a digest of all that
-    decides the result. A build that is cut off leaves nothing that a later call takes for a corpus.
+    entry: Path
+    source: Source
+    tokenizer_path: Path | None
+
+    @property
+    def kept(self) -> Path:
+        """Finished pieces of a build that is not finished."""
+        return self.entry.with_name(f"{self.entry.name}{SUFFIX}")
+
+
+def locate(data: Data, *, seq_len: int, vocab_multiple: int, project: Path) -> Place:
+    """The entry of the cache: `<project>/<data.cache>/<data.name>-<key>`.
+
+    The key is a digest of all that decides the result.
 
     Raises:
-        DataError: text, tokenizer or cache cannot be used, or there is too little text.
+        DataError: the text or the tokenizer is not there.
     """
     source = open_source(data, project=project)
     tokenizer_path = _tokenizer_path(data, project)
@@ -146,18 +155,47 @@ def prepare(
     }
     key = hashlib.sha256(canonical_json(settings)).hexdigest()[:16]
     entry = project / Path(data.cache).expanduser() / f"{data.name}-{key}"
+    return Place(entry, source, tokenizer_path)
+
+
+def prepare(
+    data: Data,
+    *,
+    seq_len: int,
+    vocab_multiple: int,
+    project: Path,
+    clock: Clock = SystemClock(),
+) -> Corpus:
+    """The tokenised corpus that `data` names: from the cache if it is there, else built now.
+
+    A build that is cut off leaves nothing that a later call takes for a corpus; what it finished is
+    not done again.
+
+    Raises:
+        DataError: text, tokenizer or cache cannot be used, or there is too little text.
+    """
+    place = locate(data, seq_len=seq_len, vocab_multiple=vocab_multiple, project=project)
 
     def make(folder: Path) -> None:
         started = clock.monotonic()
-        made = build(
-            folder,
-            source,
-            data,
-            tokenizer_path=tokenizer_path,
-            seq_len=seq_len,
-            vocab_multiple=vocab_multiple,
-            clock=clock,
-        )
+        _tell_of_others(place)
+        try:
+            made = build(
+                folder,
+                place.source,
+                data,
+                kept_folder=place.kept,
+                project=project,
+                tokenizer_path=place.tokenizer_path,
+                seq_len=seq_len,
+                vocab_multiple=vocab_multiple,
+                clock=clock,
+            )
+        except WorkerLost:
+            raise
+        except DataError:  # the text must change first, and then it is another corpus
+            shutil.rmtree(place.kept, ignore_errors=True)
+            raise
         _log.info(
             "tokenised %s in %.1f s: %s tokens, %s training and %s held-out windows, vocabulary %s",
             data.name,
@@ -168,10 +206,42 @@ def prepare(
             f"{made.vocab_size:,}",
         )
 
-    published(entry, build=make, clock=clock)
-    corpus = Corpus(entry)
+    published(place.entry, build=make, clock=clock)
+    if place.kept.exists():
+        shutil.rmtree(place.kept, ignore_errors=True)
+    return _opened(place, seq_len=seq_len, vocab_multiple=vocab_multiple)
+
+
+def find(data: Data, *, seq_len: int, vocab_multiple: int, project: Path, command: str) -> Corpus:
+    """The tokenised corpus that `prepare` would give, if it is there already.
+
+    Raises:
+        DataError: it is not; the message has the `command` that makes it.
+    """
+    place = locate(data, seq_len=seq_len, vocab_multiple=vocab_multiple, project=project)
+    if not place.entry.is_dir():
+        began = " (a build was begun and cut off)" if place.kept.exists() else ""
+        raise DataError(
+            f"corpus {data.name!r} is not tokenised for these settings: there is no"
+            f" {place.entry}{began}; make it with: {command}"
+        )
+    return _opened(place, seq_len=seq_len, vocab_multiple=vocab_multiple)
+
+
+def _opened(place: Place, *, seq_len: int, vocab_multiple: int) -> Corpus:
+    corpus = Corpus(place.entry)
     corpus.check(seq_len=seq_len, vocab_multiple=vocab_multiple)
     return corpus
+
+
+def _tell_of_others(place: Place) -> None:
+    """Says where unfinished builds of other settings lie: only a person knows if they go on."""
+    for folder in sorted(place.entry.parent.glob(f"*{SUFFIX}")):
+        if folder != place.kept:
+            _log.info(
+                "%s is of an unfinished build with other settings; delete it if it will not go on",
+                folder,
+            )
 
 
 def _tokenizer_path(data: Data, project: Path) -> Path | None:

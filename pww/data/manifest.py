@@ -14,8 +14,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pww.errors import DataError
 from pww.wire import Count, Digest
 
-TOOL = "pww.data/1"
-"""Raised whenever the same text and settings would give other windows."""
+TOOL = "pww.data/2"
+"""Raised whenever the same text and settings would give other windows or digests."""
 FILE = "manifest.json"
 
 
@@ -40,7 +40,7 @@ class Manifest(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     tool: str
-    corpus: Digest  # over the documents' text, in order
+    corpus: Digest  # over the documents' text, in order: digest.py
     tokenizer: Digest  # over the canonical tokenizer.json
     window_tokens: Count  # seq_len + 1
     dtype: Literal["uint16", "uint32"]

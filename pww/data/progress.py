@@ -17,54 +17,67 @@ _log = logging.getLogger(__name__)
 
 
 class _Rate(ProgressColumn):
-    """Millions of characters a second."""
+    """Millions of units a second."""
+
+    def __init__(self, unit: str) -> None:
+        super().__init__()
+        self._unit = unit
 
     def render(self, task: Task) -> Text:
         """`-` until there is a rate."""
-        return Text(f"{task.speed / 1e6:.2f} M chars/s" if task.speed else "-")
+        return Text(f"{task.speed / 1e6:.2f} M {self._unit}/s" if task.speed else "-")
 
 
 @contextmanager
-def progress(title: str, *, num_chars: int | None, clock: Clock) -> Iterator[Advance]:
-    """Gives a function to call with the characters just done; `num_chars` None: of unknown many."""
+def progress(
+    title: str, *, total: int | None, clock: Clock, unit: str = "characters"
+) -> Iterator[Advance]:
+    """Gives a function to call with the units just done; `total` None: of unknown many."""
     terminal = console()
     if terminal.is_terminal:
-        columns = (TextColumn("{task.description}"), BarColumn(), _Rate(), TimeRemainingColumn())
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            _Rate(unit),
+            TimeRemainingColumn(),
+        )
         with Progress(*columns, console=terminal, transient=True) as bar:
-            task = bar.add_task(title, total=num_chars)
-            yield lambda chars: bar.advance(task, chars)
+            task = bar.add_task(title, total=total)
+            yield lambda done: bar.advance(task, done)
     else:
-        yield _Lines(title, num_chars=num_chars, clock=clock).advance
+        yield _Lines(title, total=total, unit=unit, clock=clock).advance
 
 
 class _Lines:
     """Says how far it is every few seconds; nothing for short work."""
 
-    def __init__(self, title: str, *, num_chars: int | None, clock: Clock) -> None:
+    def __init__(self, title: str, *, total: int | None, unit: str, clock: Clock) -> None:
         self._title = title
-        self._total = num_chars
+        self._total = total
+        self._unit = unit
         self._clock = clock
         self._start = self._said = clock.monotonic()
         self._done = 0
 
-    def advance(self, chars: int) -> None:
+    def advance(self, done: int) -> None:
         """Counts, and logs if a line is due."""
-        self._done += chars
+        self._done += done
         now = self._clock.monotonic()
         if now - self._said < LINE_EVERY_S:
             return
         self._said = now
         rate = self._done / (now - self._start)
-        if self._total is None:
-            done = self._done / 1e6
-            _log.info("%s: %.1f M characters, %.2f M/s", self._title, done, rate / 1e6)
+        if not self._total:
+            so_far = self._done / 1e6
+            _log.info("%s: %.1f M %s, %.2f M/s", self._title, so_far, self._unit, rate / 1e6)
             return
         left_s = (self._total - self._done) / rate if rate else float("inf")
         _log.info(
-            "%s: %.0f %% of %.1f M characters, %.2f M/s, %.0f s left",
+            "%s: %.0f %% of %.1f M %s, %.2f M/s, %.0f s left",
             self._title,
             100 * self._done / self._total,
             self._total / 1e6,
+            self._unit,
             rate / 1e6,
             left_s,
         )

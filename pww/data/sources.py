@@ -1,20 +1,21 @@
-"""Sources: documents, always in the same order, with a fingerprint of the raw bytes.
+"""Sources: documents, always in the same order, piece by piece, with a fingerprint of the bytes.
 
 A source can be read again and again; nothing of it is kept in memory but what a reader holds.
 """
 
-import glob
-import gzip
-import hashlib
 import json
-import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import BinaryIO, Protocol, assert_never, cast
+from typing import Protocol, assert_never
 
 from pww.config.schema import Data
+from pww.data.files import find_files, fingerprint, is_packed, line_number, lines, sizes
+from pww.data.pieces import Piece, Span, piece_bytes, rule
 from pww.data.pydocs import PythonDocs
 from pww.errors import DataError
+
+DEFAULT_COLUMN = "text"
 
 
 class Source(Protocol):
@@ -23,8 +24,11 @@ class Source(Protocol):
     def fingerprint(self) -> str:
         """SHA-256 over all that decides the documents; cheap beside reading them."""
 
-    def documents(self) -> Iterator[str]:
-        """Every document, empty ones too; each call starts again."""
+    def pieces(self) -> tuple[Piece, ...]:
+        """All of it, in order; cheap too."""
+
+    def read(self, spans: Sequence[Span]) -> Iterator[str]:
+        """The documents of these spans, empty ones too; each call starts again."""
 
 
 def open_source(data: Data, *, project: Path) -> Source:
@@ -33,6 +37,11 @@ def open_source(data: Data, *, project: Path) -> Source:
     Raises:
         DataError: its files are not there.
     """
+    if data.column != DEFAULT_COLUMN and data.kind in ("pydocs", "text"):
+        raise DataError(
+            f"data.column={data.column} has no meaning for data.kind={data.kind};"
+            f" set it to {DEFAULT_COLUMN}"
+        )
     match data.kind:
         case "pydocs":
             if data.files:
@@ -44,114 +53,122 @@ def open_source(data: Data, *, project: Path) -> Source:
         case "text":
             return TextFiles(find_files(data.files, roots=data.roots, project=project))
         case "jsonl":
-            return JsonLineFiles(find_files(data.files, roots=data.roots, project=project))
+            paths = find_files(data.files, roots=data.roots, project=project)
+            return JsonLineFiles(paths, column=data.column)
+        case "parquet":
+            from pww.data.parquet import ParquetFiles
+
+            paths = find_files(data.files, roots=data.roots, project=project)
+            return ParquetFiles(paths, column=data.column)
         case other:
             assert_never(other)
 
 
-def find_files(globs: Sequence[str], *, roots: Sequence[str], project: Path) -> tuple[Path, ...]:
-    """The files of every glob below the first root that has any, each once, sorted by name.
-
-    Raises:
-        DataError: a glob matches nothing; the message names every folder that was looked in.
-    """
-    if not globs:
-        raise DataError("data.files=[] names no file; give at least one glob, such as '*.txt'")
-    folders = [project / Path(root).expanduser() for root in roots if root]
-    found: dict[Path, str] = {}
-    for pattern in globs:
-        for folder in folders:
-            names = glob.glob(pattern, root_dir=folder, recursive=True)
-            files = [(folder / name, name) for name in names if (folder / name).is_file()]
-            if files:
-                found.update((path.resolve(), name) for path, name in files)
-                break
-        else:
-            looked = (
-                ", ".join(str(folder) for folder in folders) or "no folder (data.roots is empty)"
-            )
-            raise DataError(
-                f"no file matches {pattern!r} (data.files); looked in {looked};"
-                " set data.roots, or the environment variable PWW_DATA, to the folder that holds it"
-            )
-    return tuple(sorted(found, key=lambda path: (found[path], path)))
+def documents(source: Source) -> Iterator[str]:
+    """Every document of a source."""
+    for piece in source.pieces():
+        yield from source.read(piece.spans)
 
 
 class TextFiles:
-    """Plain UTF-8 files (`.gz` too): each is one document."""
+    """Plain UTF-8 files (`.gz`, `.zst` too): each is one document."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self._paths = tuple(paths)
 
     def fingerprint(self) -> str:
         """SHA-256 over every file's."""
-        return _fingerprint("text", self._paths)
+        return fingerprint("text", self._paths)
 
-    def documents(self) -> Iterator[str]:
+    def pieces(self) -> tuple[Piece, ...]:
+        """Whole files."""
+        each = sizes(self._paths)
+        return rule(((Span(i), size) for i, size in enumerate(each)), total_bytes=sum(each))
+
+    def read(self, spans: Sequence[Span]) -> Iterator[str]:
         """One document a file.
 
         Raises:
             DataError: a file is not UTF-8, or cannot be read.
         """
-        for path in self._paths:
-            lines = _lines(path)
-            yield "".join(_decode(line, path, number) for number, line in enumerate(lines, 1))
+        for span in spans:
+            path = self._paths[span.file]
+            yield "".join(_decode(line, path, nth) for nth, line in enumerate(lines(path), 1))
 
 
 class JsonLineFiles:
-    """Files of one JSON object a line (`.gz` too): `text` is a document. Blank lines are none."""
+    """Files of one JSON object a line (`.gz`, `.zst` too), of which one key is a document.
 
-    def __init__(self, paths: Sequence[Path]) -> None:
+    Blank lines are none.
+    """
+
+    def __init__(self, paths: Sequence[Path], *, column: str = DEFAULT_COLUMN) -> None:
         self._paths = tuple(paths)
+        self._column = column
 
     def fingerprint(self) -> str:
-        """SHA-256 over every file's."""
-        return _fingerprint("jsonl", self._paths)
+        """SHA-256 over every file's, and the name of the key."""
+        return fingerprint(f"jsonl {self._column}", self._paths)
 
-    def documents(self) -> Iterator[str]:
+    def pieces(self) -> tuple[Piece, ...]:
+        """Packed files whole, the others in runs of lines."""
+        return rule(self._spans(), total_bytes=sum(self._sizes))
+
+    def read(self, spans: Sequence[Span]) -> Iterator[str]:
         """One document a line.
 
         Raises:
-            DataError: a line is not a JSON object with a string `text`, or a file cannot be read.
+            DataError: a line is not a JSON object with a string under the key, or a file cannot be
+                read.
         """
-        for path in self._paths:
-            for number, line in enumerate(_lines(path), 1):
+        for span in spans:
+            path = self._paths[span.file]
+            for nth, line in enumerate(lines(path, span.start, span.stop), 1):
                 if line.strip():
-                    yield _text_of(_decode(line, path, number), path, number)
+                    try:
+                        yield _text_of(_decode(line, path, nth), path, nth, self._column)
+                    except DataError:
+                        if not span.start:
+                            raise
+                        number = line_number(path, span.start, nth)
+                        yield _text_of(_decode(line, path, number), path, number, self._column)
+
+    @cached_property
+    def _sizes(self) -> tuple[int, ...]:
+        return sizes(self._paths)
+
+    def _spans(self) -> Iterable[tuple[Span, int]]:
+        step = piece_bytes(sum(self._sizes))
+        for i, (path, size) in enumerate(zip(self._paths, self._sizes, strict=True)):
+            if is_packed(path) or size <= step:
+                yield Span(i), size
+                continue
+            for start in range(0, size, step):
+                stop = min(start + step, size)
+                yield Span(i, start, stop), stop - start
 
 
-def _text_of(line: str, path: Path, number: int) -> str:
-    """`text` of one line."""
+def _text_of(line: str, path: Path, number: int, column: str) -> str:
+    """The document of one line."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as fault:
         raise DataError(f"{path} line {number} is not JSON: {fault}") from None
-    text = row.get("text") if isinstance(row, dict) else None
+    text = row.get(column) if isinstance(row, dict) else None
     if not isinstance(text, str):
         keys = sorted(row) if isinstance(row, dict) else type(row).__name__
-        raise DataError(f"{path} line {number} has no string under 'text' (it has {keys})")
+        raise DataError(
+            f"{path} line {number} has no string under {column!r} (it has {keys}); data.column"
+            " names the key that holds the text"
+        )
     try:
         text.encode()
     except UnicodeEncodeError as fault:
         half = ascii(text[fault.start])
         raise DataError(
-            f"{path} line {number}: {half} in 'text' is half a character (a lone surrogate)"
+            f"{path} line {number}: {half} in {column!r} is half a character (a lone surrogate)"
         ) from None
     return text
-
-
-def _lines(path: Path) -> Iterator[bytes]:
-    """Raw lines with their ends."""
-    try:
-        with _open(path) as file:
-            yield from file
-    except (OSError, EOFError, zlib.error) as fault:
-        raise DataError(f"cannot read {path}: {fault}") from None
-
-
-def _open(path: Path) -> BinaryIO:
-    """The file's bytes, unpacked if it is called `.gz`."""
-    return cast(BinaryIO, gzip.open(path, "rb")) if path.suffix == ".gz" else path.open("rb")
 
 
 def _decode(line: bytes, path: Path, number: int) -> str:
@@ -162,15 +179,3 @@ def _decode(line: bytes, path: Path, number: int) -> str:
             f"{path} line {number} is not UTF-8: byte 0x{line[fault.start]:02x} in column"
             f" {fault.start + 1}; convert it, for instance with `iconv -t UTF-8`"
         ) from None
-
-
-def _fingerprint(kind: str, paths: Sequence[Path]) -> str:
-    """SHA-256 over the files' own, in order; names do not count."""
-    total = hashlib.sha256(kind.encode())
-    for path in paths:
-        try:
-            with path.open("rb") as file:
-                total.update(hashlib.file_digest(file, "sha256").digest())
-        except OSError as fault:
-            raise DataError(f"cannot read {path}: {fault.strerror}") from None
-    return total.hexdigest()

@@ -37,9 +37,13 @@ def is_held_out(section: int, share: float) -> bool:
     return math.floor((section + 1) * share + 0.5) > math.floor(section * share + 0.5)
 
 
-def split(documents: Iterable[str], *, section_chars: int, held_out: float) -> Iterator[Part]:
-    """The documents' text, all of it and in order, as parts; empty documents give none."""
-    start = 0  # of this document, in characters of the corpus
+def split(
+    documents: Iterable[str], *, section_chars: int, held_out: float, start: int = 0
+) -> Iterator[Part]:
+    """The documents' text, all of it and in order, as parts; empty documents give none.
+
+    `start` is where the first document begins, in characters of the corpus.
+    """
     for text in documents:
         at = 0
         while at < len(text):

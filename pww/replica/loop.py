@@ -84,11 +84,12 @@ def run(
             raise Stopped(f"stopped after {result.steps} steps of a phase, which is not delivered")
         if shifted := beside.busy:
             theta, held_out = beside.shift(trainer)
-        entry = outbox.put(
-            trainer, theta, result, lease,
-            run=ranks.local(lambda: session.run), partial=plan.is_partial(lease),
-            held_out=held_out,
-        )  # fmt: skip
+        with report.saving():
+            entry = outbox.put(
+                trainer, theta, result, lease,
+                run=ranks.local(lambda: session.run), partial=plan.is_partial(lease),
+                held_out=held_out, gauges=report.meters.read(result),
+            )  # fmt: skip
         if overlap and entry.offer.finite:
             beside.send(entry, trainer, shifted=shifted)
             continue

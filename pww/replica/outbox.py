@@ -32,7 +32,16 @@ from pww.trainer.api import EvalResult, PhaseResult, Trainer
 from pww.trainer.ranks import Ranks
 from pww.transport.exchange import Theta
 from pww.transport.payload import write_payload
-from pww.wire import Lease, Leased, Offer, PayloadInfo, PhaseMetrics, Verdict
+from pww.wire import (
+    Gauges,
+    HeldOutSet,
+    Lease,
+    Leased,
+    Offer,
+    PayloadInfo,
+    PhaseMetrics,
+    Verdict,
+)
 
 __all__ = ["NOTHING", "Entry", "Outbox"]
 log = logging.getLogger(__name__)
@@ -112,6 +121,7 @@ class Outbox:
         run: str,
         partial: bool,
         held_out: EvalResult | None,
+        gauges: Gauges = Gauges(),
     ) -> Entry:
         """Makes one finished phase durable and returns it; collective.
 
@@ -169,6 +179,8 @@ class Outbox:
                 residual_norm=left,
                 held_out_loss=-1.0 if held_out is None else held_out.loss,
                 held_out_tokens=0 if held_out is None else held_out.tokens,
+                held_out_sets=() if held_out is None else _sets(held_out),
+                gauges=gauges,
             )
             offer = Offer(
                 run=run,
@@ -310,3 +322,12 @@ class Outbox:
     def _discard(self, part: Path) -> None:
         if self._ranks.rank == 0:
             shutil.rmtree(part, ignore_errors=True)
+
+
+def _sets(held_out: EvalResult) -> tuple[HeldOutSet, ...]:
+    """The losses over other corpora that a message can tell."""
+    return tuple(
+        HeldOutSet(name=one.name, loss=one.loss, tokens=one.tokens)
+        for one in held_out.sets
+        if abs(one.loss) <= LARGEST
+    )

@@ -20,7 +20,8 @@ from rich.progress import (
 
 from pww.clock import Clock
 from pww.log import console
-from pww.metrics import Metrics
+from pww.metrics import Metrics, perplexity, set_columns
+from pww.replica.gauges import Hardware, Meters, columns
 from pww.replica.outbox import Entry, Outbox
 from pww.replica.plan import PhasePlan
 from pww.trainer.api import EvalResult, StepHook, Trainer
@@ -29,6 +30,7 @@ from pww.wire import Lease, Verdict
 
 log = logging.getLogger(__name__)
 PLAIN_LINE_S = 5.0
+SHORTEST_S = 1e-9
 
 
 @dataclass(slots=True)
@@ -59,13 +61,15 @@ class Report:
         every_rounds: int,
         clock: Clock,
         counts: Callable[[], dict[str, int]] | None = None,
+        meters: Meters | None = None,
     ) -> None:
         """`counts` are of this process so far, such as its retries; a row has what was added."""
+        self.meters = meters or Meters(Hardware(), clock=clock)
         self._run, self._metrics, self._outbox, self._plan = run, metrics, outbox, plan
         self._every, self._clock = every_rounds, clock
         self._tokens_total = 0 if outbox.last is None else outbox.last.tokens_total
         self._counts, self._counted = counts or dict, dict[str, int]()
-        self._exchange_s = 0.0
+        self._saved_s = 0.0
         self._evaluated = -1
         self._row: dict[str, Any] | None = None
         self.totals = Totals()
@@ -75,6 +79,7 @@ class Report:
 
     def evaluate(self, theta: Theta, trainer: Trainer) -> EvalResult | None:
         """Held-out loss at `theta`, which the trainer holds, when this round is due. Collective."""
+        self.meters.got(theta)
         self._flush(theta)
         return self._evaluate(theta, trainer) if self.is_due(theta) else None
 
@@ -85,7 +90,10 @@ class Report:
         return theta.round % self._every == 0 or self._evaluated < 0
 
     def _evaluate(self, theta: Theta, trainer: Trainer) -> EvalResult:
+        start_s = self._clock.monotonic()
         result = trainer.evaluate()
+        took_s = self._clock.monotonic() - start_s
+        self.meters.evaluated(took_s)
         self._evaluated = theta.round
         if self.totals.first_round < 0:
             self.totals.first_round, self.totals.first_held_out = theta.round, result.loss
@@ -93,8 +101,9 @@ class Report:
         if self._metrics is not None:
             self._metrics.row(
                 "eval", step=trainer.step, round=theta.round, tokens=self._tokens_total,
-                loss=result.loss, perplexity=math.exp(min(result.loss, 700.0)),
+                loss=result.loss, perplexity=perplexity(result.loss),
                 held_out_tokens=result.tokens, state_hash=theta.state_hash,
+                evaluation_seconds=took_s, **set_columns(result.sets),
             )  # fmt: skip
             log.info("round %d: held-out loss %.4f", theta.round, result.loss)
         return result
@@ -107,14 +116,20 @@ class Report:
         last = self._outbox.last
         before = 0 if last is None else last.tokens_total
         own = self._plan.space.num_span_windows(lease.span)
+        self.meters.begins()
+        at, at_s = 0, self._clock.monotonic()
 
         def on_step(*, step: int, done: int, of: int, loss: float, tokens: int, lr: float) -> None:
+            nonlocal at, at_s
             if self._metrics is None:
                 return
+            now_s = self._clock.monotonic()
             self._metrics.row(
                 "train", step=step, round=theta.round, tokens=before + tokens, loss=loss, lr=lr,
                 phase_step=done, phase_steps=of,
+                tokens_per_s=(tokens - at) / max(now_s - at_s, SHORTEST_S),
             )  # fmt: skip
+            at, at_s = tokens, now_s
             reached = theta.committed_windows + ahead + own * done // of
             self._bar.at(reached, f"round {theta.round} step {done}/{of} loss {loss:.3f}")
 
@@ -125,7 +140,15 @@ class Report:
         """Times the exchange of one delta."""
         start = self._clock.monotonic()
         yield
-        self._exchange_s = self._clock.monotonic() - start
+        seconds = self._clock.monotonic() - start
+        self.meters.exchanged(seconds, bytes_up=entry.offer.payload.size_bytes)
+
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """Times how long a phase is made durable, its delta encoded and its inner state saved."""
+        start = self._clock.monotonic()
+        yield
+        self._saved_s = self._clock.monotonic() - start
 
     def verdict(self, entry: Entry, verdict: Verdict) -> None:
         """Counts and writes down what became of a delta."""
@@ -152,7 +175,8 @@ class Report:
             "step": entry.step, "round": verdict.round, "tokens": entry.tokens_total,
             "loss": told.pop("loss"), "base_round": entry.offer.base_round,
             "outcome": verdict.outcome, "reason": verdict.reason, "delta": entry.offer.delta,
-            "bytes_sent": entry.offer.payload.size_bytes, "exchange_seconds": self._exchange_s,
+            "bytes_sent": entry.offer.payload.size_bytes,
+            "exchange_seconds": self.meters.exchange_s, "checkpoint_seconds": self._saved_s,
             "retries": 0, **added,
             "phase_tokens": told.pop("tokens"), **told,
         }  # fmt: skip
@@ -222,12 +246,11 @@ class Report:
         return "\n".join(lines)
 
 
-def _measured(entry: Entry) -> dict[str, int | float]:
+def _measured(entry: Entry) -> dict[str, Any]:
     """The phase's own measurements as a flat row."""
-    row = entry.offer.metrics.model_dump()
-    return {
-        key: value for key, value in row.items() if key not in ("held_out_loss", "held_out_tokens")
-    }
+    told = entry.offer.metrics
+    held_out = {"held_out_loss", "held_out_tokens", "held_out_sets"}
+    return told.model_dump(exclude={"gauges", *held_out}) | columns(told.gauges)
 
 
 class _Bar:

@@ -24,14 +24,26 @@ class PhaseResult:
         int, ...
     ]  # window ids that the data loader really fetched, all ranks, sorted; rank 0
     stopped: bool  # True: a stop was agreed before the last step; the phase must not be delivered
+    flops_per_token: float = 0.0  # of the model, forward and backward; 0: nobody counted
+    memory_bytes: int = 0  # the most that one rank had in use: of its device, or of a CPU's process
+
+
+@dataclass(frozen=True, slots=True)
+class SetResult:
+    """Loss over another corpus' windows, pooled over tokens."""
+
+    name: str
+    loss: float
+    tokens: int
 
 
 @dataclass(frozen=True, slots=True)
 class EvalResult:
-    """Held-out loss, pooled over tokens."""
+    """Held-out loss, pooled over tokens; and that of other corpora."""
 
     loss: float
     tokens: int
+    sets: tuple[SetResult, ...] = ()
 
 
 class StepHook(Protocol):

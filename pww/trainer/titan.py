@@ -9,13 +9,14 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import torch
 
 from pww.clock import Clock, SystemClock
 from pww.config.schema import Config
-from pww.trainer import inner_state, shards
+from pww.trainer import inner_state, memory, shards
 from pww.trainer.api import EvalResult, PhaseResult, StepHook, Stop
 from pww.trainer.ranks import Ranks, init_ranks
 from pww.trainer.schedule import phase_lrs
@@ -38,13 +39,21 @@ class TitanTrainer:
     """
 
     def __init__(
-        self, config: Config, corpus: "Corpus", *, ranks: Ranks, clock: Clock = SystemClock()
+        self,
+        config: Config,
+        corpus: "Corpus",
+        *,
+        ranks: Ranks,
+        clock: Clock = SystemClock(),
+        sets: "Mapping[str, Corpus]" = MappingProxyType({}),
     ) -> None:
+        """`sets`: other corpora with the same tokenizer and length, to be evaluated by name."""
         check(config, corpus.manifest, num_ranks=ranks.world)
         install(config.site.device)
         if config.site.device == "cpu":
             torch.set_num_threads(config.site.cores_per_rank)
         self._config, self._corpus, self._ranks, self._clock = config, corpus, ranks, clock
+        self._sets = sets
         scratch = tempfile.mkdtemp(
             prefix="pww-titan-"
         )  # torchtitan wants a folder and writes nothing
@@ -96,6 +105,7 @@ class TitanTrainer:
         steps = -(-len(windows) // batch)
         engine.dataloader.assign(self._corpus, windows)
         engine.lr_schedulers.assign(phase_lrs(progress, progress_end, steps, self._config.optim))
+        memory.forget_peak(engine.device)
         started = self._clock.monotonic()
         batches = iter(engine.dataloader)
         done = reported = 0  # steps; tokens that were in the last report
@@ -130,6 +140,8 @@ class TitanTrainer:
             seconds=self._clock.monotonic() - started,
             drawn=self._drawn(),
             stopped=done < steps,
+            flops_per_token=float(max(engine.metrics_processor.num_flops_per_token, 0)),
+            memory_bytes=self._ranks.most(memory.peak(engine.device)),
         )
 
     def _drawn(self) -> tuple[int, ...]:
@@ -138,18 +150,14 @@ class TitanTrainer:
         return tuple(sorted(i for ids in per_rank for i in ids))
 
     def evaluate(self) -> EvalResult:
-        """Loss over at most `evaluation.max_windows` held-out windows; changes no state.
+        """Loss over at most `evaluation.max_windows` windows of each corpus; changes no state."""
+        from pww.trainer.evaluation import evaluate
 
-        They are spread evenly over the held-out part, which follows the order of the corpus.
-        """
-        from pww.trainer.evaluation import held_out_loss
-
-        there = self._corpus.manifest.num_held_out
-        num = min(self._config.evaluation.max_windows, there)
-        return held_out_loss(
+        return evaluate(
             self._engine,
             self._corpus,
-            windows=[i * there // num for i in range(num)],
+            self._sets,
+            max_windows=self._config.evaluation.max_windows,
             batch=self._config.optim.batch_windows,
             ranks=self._ranks,
         )

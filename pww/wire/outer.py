@@ -4,21 +4,29 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, StringConstraints
 
 from pww.wire.types import (
+    MAX_SPEED,
     Computed,
     Count,
     Digest,
+    Label,
     Measured,
     Message,
     Name,
     ReplicaId,
     Seconds,
     Span,
+    Speed,
     Token,
     TokenOrNone,
 )
+
+MAX_SETS = 16
+"""Corpora that one replica is evaluated on besides its own."""
+MAX_DEVICES = 64
+"""Kinds of devices in one run."""
 
 
 class Verdict(Message):
@@ -47,6 +55,44 @@ class PayloadInfo(Message):
     digest: Digest
 
 
+class HeldOutSet(Message):
+    """Loss over another corpus' windows at base_round; `name` is part of a column's name."""
+
+    name: Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_]{0,31}$")]
+    loss: Measured
+    tokens: Count
+
+
+class Gauges(Message):
+    """What people want to see of a phase and its process; 0 where nobody measured.
+
+    Bytes are of payloads, over the life of the process, by the time that the phase ended; the
+    exchange and the wait are those before it.
+    """
+
+    device: Label = ""  # what one rank computes on: H100
+    ranks: Count = 0
+    flops_per_s: Speed = 0.0  # of the model, all ranks together
+    peak_flops_per_s: Speed = 0.0  # what the devices are sold as, all ranks together
+    memory_bytes: Count = 0  # the most that a rank had in use: of its device, or of a CPU's process
+    wait_seconds: Seconds = 0.0  # for a lease and theta
+    exchange_seconds: Seconds = 0.0  # from the offer to the verdict
+    bytes_up: Count = 0
+    bytes_down: Count = 0
+    up_bytes_per_s: Speed = 0.0  # while a carrier sent
+    down_bytes_per_s: Speed = 0.0
+
+    @property
+    def mfu(self) -> float:
+        """Share of the peak that was reached; 0 where the peak is not known."""
+        return mfu(self.flops_per_s, self.peak_flops_per_s)
+
+
+def mfu(flops_per_s: float, peak_flops_per_s: float) -> float:
+    """Share of a peak; 0 where it is not known, and never more than a message can tell."""
+    return min(flops_per_s / peak_flops_per_s, MAX_SPEED) if peak_flops_per_s else 0.0
+
+
 class PhaseMetrics(Message):
     """What a site measured over one phase. `loss` is the mean over tokens, in nats."""
 
@@ -60,6 +106,8 @@ class PhaseMetrics(Message):
     residual_norm: Measured = 0.0  # of what encoding lost; the next delta brings it along
     held_out_loss: Measured = -1.0  # at base_round; negative: not evaluated this phase
     held_out_tokens: Count = 0
+    held_out_sets: Annotated[tuple[HeldOutSet, ...], Field(max_length=MAX_SETS)] = ()
+    gauges: Gauges = Gauges()
 
 
 class Offer(Message):
@@ -102,6 +150,13 @@ class Seed(Message):
     carried: bool = False  # as in `Offer`
 
 
+class DeviceMfu(Message):
+    """Share of the peak that all devices of one kind reached together."""
+
+    device: Label
+    mfu: Speed
+
+
 class RoundReport(Message):
     """What one merge did; rows of `split=outer` are made of these."""
 
@@ -118,6 +173,8 @@ class RoundReport(Message):
     bytes_received: Count
     merge_seconds: Seconds
     retries: Count = 0  # since the round before: the central's own requests that were repeats
+    tokens_per_s: Speed = 0.0  # of all replicas together, while each trained
+    mfu: Annotated[tuple[DeviceMfu, ...], Field(max_length=MAX_DEVICES)] = ()
 
 
 class Invitation(Message):

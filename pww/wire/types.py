@@ -33,6 +33,9 @@ Measured = Annotated[float, Field(ge=-1e30, le=1e30, allow_inf_nan=False)]
 """What a site says that it measured: far enough from the end of a float to be summed by tokens."""
 Computed = Annotated[float, Field(ge=-1e60, le=1e60, allow_inf_nan=False)]
 """What the central computes: holds sums of `Measured` and the norm of any finite fp32 tensors."""
+MAX_SPEED = 1e30
+Speed = Annotated[float, Field(ge=0.0, le=MAX_SPEED, allow_inf_nan=False)]
+"""So much a second: FLOPs of a machine, bytes of a link; 0 where it was not measured."""
 MAX_STOP = 2**62
 """End of the last position that any index space can have; far inside SQLite's and Python's ends."""
 

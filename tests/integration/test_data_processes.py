@@ -16,6 +16,7 @@ REPOSITORY = Path(pww.__file__).parents[1]
 PROGRAM = """
 import json, os, resource, signal, sys
 from pathlib import Path
+import pww.data.pieces
 import pww.log
 from pww.config.schema import Data
 from pww.data import prepare
@@ -24,10 +25,17 @@ from pww.errors import DataError
 project, name, die_at, limit = sys.argv[1:]
 pww.log.setup()
 
+pww.data.pieces.PIECE_BYTES = int(os.environ.get("TEST_PIECE_BYTES", 1 << 20))
+die_at, _, nth = die_at.partition("#")
+left = int(nth or 1)
+
 def die(event, args):
+    global left
     if event in ("open", "os.rename") and args and str(args[0]).endswith(die_at):
-        if event == "os.rename" or "w" in str(args[1]):
-            os.kill(os.getpid(), signal.SIGKILL)
+        if event == "os.rename" or str(args[1])[0] in "wa":
+            left -= 1
+            if not left:
+                os.kill(os.getpid(), signal.SIGKILL)
 
 if die_at:
     sys.addaudithook(die)
@@ -35,7 +43,8 @@ if limit:
     resource.setrlimit(resource.RLIMIT_FSIZE, (int(limit), int(limit)))
 data = Data(
     name="sample", kind="text", files=(name,), roots=("text",), cache="cache", held_out=0.1,
-    tokenizer={"kind": "bpe", "vocab_size": 700}, max_windows=500,
+    tokenizer={"kind": "bpe", "vocab_size": 700}, max_windows=500, column="text",
+    workers=int(os.environ.get("TEST_WORKERS", 0)),
 )
 try:
     corpus = prepare(data, seq_len=32, vocab_multiple=64, project=Path(project))
@@ -140,6 +149,30 @@ def test_a_build_that_is_killed_leaves_only_garbage(project, reference, die_at):
     assert not list(cache.glob("*.part"))
 
 
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_a_build_that_is_killed_goes_on_from_what_it_finished(project, text, workers):
+    """The kill is at the line of the fourth piece that is tokenised."""
+    step = len(text) // 6
+    for i in range(6):
+        part = text[i * step : (i + 1) * step] + f"the end of {i}\n"
+        (project / "text" / f"part{i}.txt").write_text(part)
+    options = {"name": "part*.txt", "TEST_WORKERS": workers, "TEST_PIECE_BYTES": "1"}
+    process = start(project, die_at="done.jsonl#10", **options)
+    _, err = process.communicate(timeout=120)  # so its workers have ended too: they share stderr
+    assert process.returncode == -signal.SIGKILL, err
+    (kept,) = (project / "cache").glob("*.pieces")
+    found, err = result(start(project, **options))
+    assert "going on with a build that was cut off: 3 of 6 pieces are tokenised" in err
+    whole = project / "whole"
+    (whole / "text").mkdir(parents=True)
+    for i in range(6):
+        (whole / "text" / f"part{i}.txt").write_bytes(
+            (project / "text" / f"part{i}.txt").read_bytes()
+        )
+    assert result(start(whole, name="part*.txt"))[0] == found  # undisturbed, in one piece, alone
+    assert not kept.exists()
+
+
 def test_another_corpus_clears_the_garbage_too(project, reference):
     process = start(project, die_at="manifest.json")
     process.communicate(timeout=120)
@@ -156,8 +189,11 @@ def test_a_disk_that_fills_up_is_one_sentence_and_leaves_nothing(project, refere
     entry = project / "cache" / reference["folder"]
     assert err.splitlines()[-1] == (
         f"cannot write the tokenised corpus {entry}: File too large;"
-        " make room there, or set data.cache to another folder"
+        " make room there and start again (finished pieces are kept), or set data.cache to another"
+        " folder"
     )
     assert "Traceback" not in err
-    assert [path.name for path in (project / "cache").iterdir()] == [f"{entry.name}.lock"]
+    left = sorted(path.name for path in (project / "cache").iterdir())
+    assert left == [f"{entry.name}.lock", f"{entry.name}.pieces"]
     assert result(start(project))[0] == reference
+    assert not list((project / "cache").glob("*.pieces"))

@@ -109,6 +109,10 @@ def test_two_sites_one_central_and_the_audit(
     done = project.run(*words(audit))
     assert done.returncode == 0, done.stdout
     assert re.search(r"exactly once [1-9]\d*, lost 0, doubled 0", done.stdout)
+    final = project.outputs / "central-tinyshakespeare" / "final"
+    exported = {"config.json", "model.safetensors", "tokenizer.json", "theta.safetensors"}
+    assert exported <= {path.name for path in final.iterdir()}
+    assert "export   outputs/central-tinyshakespeare/final" in children[0].text()
 
 
 def test_the_demonstration_with_a_kill_and_a_late_site(project: Project) -> None:
@@ -134,6 +138,26 @@ def test_keys_are_made_extended_and_revoked(project: Project) -> None:
     assert "revoked snellius/a" in done.stdout
 
 
+def test_your_own_text_is_tokenised_and_shown(project: Project) -> None:
+    make, show = [c for c in PYTHON if "pww.data" in c]
+    from pydoc_data.topics import topics
+
+    books = project.folder / "data" / "books"
+    books.mkdir(parents=True)
+    for i, key in enumerate(sorted(topics)):
+        if i % 10 == 0:
+            (books / f"{key}.txt").write_text(topics[key] or "empty")
+    env = dict(project.env)
+    project.env.pop("PWW_DATA", None)
+    done = project.run(*words(make))
+    assert done.returncode == 0, done.stderr
+    assert "train on it with: python -m pww.train data=text" in done.stdout
+    done = project.run(*words(show))
+    project.env |= env
+    assert done.returncode == 0, done.stderr
+    assert "window 3:" in done.stdout
+
+
 def test_the_status_of_nobody_is_a_sentence(project: Project) -> None:
     """With a central it is shown in test_central_service.py."""
     (command,) = [c for c in PYTHON if "pww.status" in c]
@@ -149,5 +173,5 @@ def test_every_command_was_tried() -> None:
     tried += [c for c in PYTHON if "pww.simulate" in c]  # by test_simulate.py
     tried += [c for c in PYTHON if "central.roles=" in c]  # by test_split_roles.py
     tried += [c for c in PYTHON if re.search(r"central (init|add|revoke) ", c)]
-    tried += [c for c in PYTHON if "pww.status" in c]
+    tried += [c for c in PYTHON if "pww.status" in c or "pww.data" in c]
     assert set(tried) == set(PYTHON)

@@ -84,8 +84,18 @@ def test_two_ranks_train_like_one(
             assert two[1][name][key] == got[key]
     assert one["first"]["drawn"] == sorted(one["first"]["drawn"])
     assert len(one["first"]["drawn"]) == 11
+    assert (two[0]["second"]["tokens"], len(two[0]["second"]["drawn"])) == (5 * 16, 5)
     for name in ("theta1", "theta2"):
         close(*(folder / f"{name}.safetensors" for folder in folders))
+
+
+def test_one_window_on_two_ranks_is_one_step_of_both(
+    one: dict[str, Any], two: list[dict[str, Any]]
+) -> None:
+    for got in (one["single"], two[0]["single"]):
+        assert (got["steps"], got["tokens"], got["drawn"]) == (1, 16, [77])
+    assert two[1]["single"]["steps"] == 1
+    assert two[0]["single"]["loss"] == pytest.approx(one["single"]["loss"], rel=1e-3)
 
 
 def test_held_out_loss_is_the_same_on_any_number_of_ranks(

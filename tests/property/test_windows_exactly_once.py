@@ -1,13 +1,16 @@
 """Nothing of a corpus is lost or doubled between documents and windows, and text comes back."""
 
+import itertools
 import math
 import tempfile
+from functools import reduce
 from pathlib import Path
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pww.data.digest import DocumentsDigest
 from pww.data.shards import Shards, ShardWriter
 from pww.data.split import is_held_out, section_length, split
 from pww.data.tokenizer import train_bpe
@@ -29,6 +32,34 @@ def test_the_parts_of_a_split_are_the_documents(documents, section_chars, share)
             built += next(remaining).text
         assert built == text  # so no part spans two documents
     assert next(remaining, None) is None
+
+
+@given(
+    st.lists(TEXT | LINES, max_size=20), st.lists(st.integers(0, 20), max_size=4),
+    st.integers(1, 100), SHARE,
+)  # fmt: skip
+def test_pieces_are_split_like_the_whole(documents, cuts, section_chars, share):
+    """What a worker makes of its piece, given where it begins, is what one process would make."""
+    whole = list(split(documents, section_chars=section_chars, held_out=share))
+    edges = [0, *sorted(min(cut, len(documents)) for cut in cuts), len(documents)]
+    start, pieces, digest = 0, [], DocumentsDigest()
+    for first, last in itertools.pairwise(edges):
+        piece = documents[first:last]
+        pieces += split(piece, section_chars=section_chars, held_out=share, start=start)
+        start += sum(map(len, piece))
+        digest = digest.join(reduce(lambda d, t: d.then(t.encode()), piece, DocumentsDigest()))
+    assert pieces == whole
+    assert digest == reduce(lambda d, t: d.then(t.encode()), documents, DocumentsDigest())
+
+
+@given(st.lists(TEXT, min_size=2, max_size=6, unique=True), st.randoms(use_true_random=False))
+def test_another_order_is_another_digest(documents, random):
+    shuffled = random.sample(documents, len(documents))
+    digests = [
+        reduce(lambda d, t: d.then(t.encode()), texts, DocumentsDigest())
+        for texts in (documents, shuffled)
+    ]
+    assert (digests[0].hex == digests[1].hex) == (documents == shuffled)
 
 
 @given(st.lists(LINES, max_size=20), st.integers(62, 200), SHARE)

@@ -13,8 +13,11 @@ from pydantic import ValidationError
 from pww import wire
 from pww.wire import (
     Acquired,
+    DeviceMfu,
     Exhausted,
+    Gauges,
     Granted,
+    HeldOutSet,
     Invitation,
     Lease,
     Leased,
@@ -39,6 +42,11 @@ SPACE = SpaceInfo(
 PAYLOAD = PayloadInfo(codec="fp32", size_bytes=10, digest="a" * 64)
 VERDICT = Verdict(delta="1" * 32, outcome="merged", round=4)
 METRICS = PhaseMetrics(steps=10, tokens=80, loss=2.5, phase_seconds=1.5, tokens_per_s=53.3)
+GAUGES = Gauges(
+    device="H100", ranks=4, flops_per_s=1e14, peak_flops_per_s=4e15, memory_bytes=10**10,
+    wait_seconds=1.0, exchange_seconds=2.0, bytes_up=7, bytes_down=8, up_bytes_per_s=1e6,
+    down_bytes_per_s=2e6,
+)  # fmt: skip
 REPORT = RoundReport(
     round=4, merged=("lumi/a",), rejected=("snellius/b: late",), tokens=80, loss=2.5,
     delta_norm=1.0, avg_delta_norm=1.0, agreement=1.0, drift_mean=0.1, drift_max=0.1,
@@ -46,7 +54,12 @@ REPORT = RoundReport(
 )  # fmt: skip
 WHO = {"replica": "lumi/a", "incarnation": "2" * 32}
 MESSAGES: list[Message] = [
-    LEASE, SPACE, PAYLOAD, VERDICT, METRICS, REPORT,
+    LEASE, SPACE, PAYLOAD, VERDICT, METRICS, REPORT, GAUGES,
+    HeldOutSet(name="wiki", loss=3.5, tokens=99), DeviceMfu(device="H100", mfu=0.4),
+    METRICS.model_copy(
+        update={"gauges": GAUGES, "held_out_sets": (HeldOutSet(name="w", loss=1.0, tokens=9),)}
+    ),
+    REPORT.model_copy(update={"mfu": (DeviceMfu(device="A100", mfu=0.3),), "tokens_per_s": 5.0}),
     wire.Refusal(code="closed", message="the run is complete", retry_after_s=1.0),
     Register(
         **WHO, node_key="pem", run="", space=SPACE, model="b" * 64, last_round=3, leases=(3,),

@@ -19,7 +19,7 @@ from pww.config.schema.codec import (
 from pww.config.schema.data import BpeTokenizer, Data, FileTokenizer
 from pww.config.schema.model import CustomModel, Model, Optim, Parallel, ShippedModel
 from pww.config.schema.outer import Darl, Diloco, Outer, Transport
-from pww.config.schema.run import Checkpoint, Config, Evaluation, Metrics, Run, Wandb
+from pww.config.schema.run import Checkpoint, Config, Evaluation, EvaluationSet, Metrics, Run, Wandb
 from pww.config.schema.site import InPlace, Partition, Site, Slurm
 
 __all__ = [
@@ -36,6 +36,7 @@ __all__ = [
     "Decay",
     "Diloco",
     "Evaluation",
+    "EvaluationSet",
     "ExactCodec",
     "FileTokenizer",
     "Fraction",

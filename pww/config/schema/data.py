@@ -25,12 +25,14 @@ class Data(Section):
     """A corpus of text."""
 
     name: Name
-    kind: Literal["pydocs", "text", "jsonl"]
+    kind: Literal["pydocs", "text", "jsonl", "parquet"]
     files: Annotated[
         tuple[str, ...], Field(strict=False)
     ]  # globs, below one of `roots`; [] for pydocs
+    column: Annotated[str, Field(min_length=1)]  # of parquet, or key of jsonl, that holds the text
     roots: Annotated[tuple[str, ...], Field(strict=False)]
     cache: str  # tokenised corpora are kept below it
     tokenizer: Annotated[BpeTokenizer | FileTokenizer, Field(discriminator="kind")]
     held_out: Annotated[float, Field(gt=0, lt=0.5)]  # share of the windows kept for evaluation
     max_windows: Annotated[int, Field(ge=0)]  # 0: all
+    workers: Annotated[int, Field(ge=0, le=1024)]  # processes that tokenise; 0: as large as it is

@@ -24,11 +24,24 @@ class Run(Section):
     root: str  # run folders are made below it
 
 
+class EvaluationSet(Section):
+    """Another corpus that the model is evaluated on; what is not here is as in `data`."""
+
+    name: Annotated[
+        str,
+        StringConstraints(pattern=r"^[a-z0-9][a-z0-9_]{0,31}$"),
+        Field(description="1 to 32 of a-z 0-9 _, starting with a letter or digit"),
+    ]  # ends up in the names of columns
+    kind: Literal["pydocs", "text", "jsonl"]
+    files: Annotated[tuple[str, ...], Field(strict=False)]
+
+
 class Evaluation(Section):
     """Held-out evaluation at theta_outer."""
 
     max_windows: Positive
     every_rounds: Positive
+    sets: Annotated[tuple[EvaluationSet, ...], Field(strict=False, max_length=16)]
 
 
 class Wandb(Section):

@@ -4,7 +4,14 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
-from pww.config.schema.base import Name, Positive, Section
+from pww.config.schema.base import Name, Positive, Rate, Section
+
+DeviceKind = Annotated[
+    str,
+    StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,31}$"),
+    Field(description="1 to 32 of letters, digits, . _ -, starting with a letter or digit"),
+]
+"""What one rank computes on, as people call it: its speed is compared with its own kind only."""
 
 
 class Partition(Section):
@@ -14,6 +21,8 @@ class Partition(Section):
     whole_nodes: bool  # nothing less than a node
     own_memory: bool  # memory comes with the GPUs; asking for all of the node's is refused
     max_hours: Annotated[float, Field(gt=0)]
+    device_kind: DeviceKind
+    peak_tflops: Rate
 
 
 class Slurm(Section):
@@ -50,6 +59,8 @@ class Site(Section):
 
     name: Name
     device: Literal["cpu", "cuda", "rocm"]
+    device_kind: DeviceKind
+    peak_tflops: Literal["none"] | Rate  # of one rank's device, dense bf16
     num_nodes: Positive
     ranks: Positive  # what parallel.ranks is unless it is given
     ranks_per_node: Positive

@@ -93,6 +93,7 @@ def train(trainer: TitanTrainer, folder: Path, ranks: Ranks) -> dict[str, Any]:
     trainer.save_inner(folder / "inner")
     out["second"] = phase(trainer, MORE)
     save(trainer, folder / "theta2.safetensors", ranks)
+    out["single"] = phase(trainer, [77])  # rank 1 has no window at all
     out["stop"] = phase(trainer, IDS * 4, AskLater(ranks))
     return out
 

@@ -1,5 +1,6 @@
 """The central's inbox: what came is handed on, rounds are written down once, nothing is left."""
 
+import math
 import sys
 from itertools import accumulate
 from pathlib import Path
@@ -14,9 +15,13 @@ from lone_replica import TOKENS
 from pww.central import inbox as inbox_module
 from pww.central.coordinator import Coordinator
 from pww.central.inbox import CentralInbox
+from pww.central.prometheus import exposition
 from pww.errors import PayloadError, Refused, StateError
 from pww.wire import (
     Exhausted,
+    Gauges,
+    HeldOutSet,
+    PhaseMetrics,
 )
 
 
@@ -316,3 +321,34 @@ def test_a_long_run_is_not_read_again_at_a_start(central, sites, monkeypatch) ->
     assert len(central.rows("outer")) == 3
     central.reopen()
     assert central.rows("outer") == rows
+
+
+def test_what_a_site_measured_is_in_the_rounds_row_the_status_and_the_metrics(
+    central: Central, sites: list[Site]
+) -> None:
+    gauges = Gauges(
+        device="H100", ranks=4, flops_per_s=1e15, peak_flops_per_s=4e15, memory_bytes=9,
+        wait_seconds=1.5, exchange_seconds=2.5, bytes_up=100, bytes_down=70, up_bytes_per_s=5.0,
+    )  # fmt: skip
+    metrics = PhaseMetrics(
+        steps=2, tokens=8 * TOKENS, loss=2.5, phase_seconds=2.0, tokens_per_s=32.0,
+        held_out_loss=3.0, held_out_tokens=100, gauges=gauges,
+        held_out_sets=(HeldOutSet(name="wiki", loss=4.0, tokens=50),),
+    )  # fmt: skip
+    for site in sites:
+        site.deliver(metrics=metrics)
+    central.inbox.tick()
+    (outer,) = central.rows("outer")
+    assert (outer["tokens_per_s"], outer["mfu_H100"]) == (64.0, 0.25)
+    assert "mfu" not in outer
+    (held_out,) = central.rows("eval")
+    assert (held_out["loss_wiki"], held_out["tokens_wiki"]) == (4.0, 50)
+    assert held_out["perplexity_wiki"] == pytest.approx(math.exp(4.0))
+    status = central.books.status()
+    phase = status["members"][0]["phase"]
+    assert (phase["device"], phase["tflops"], phase["mfu"]) == ("H100", 1000.0, 0.25)
+    assert phase["bytes_up"] == 100 + phase["bytes"], "with the delta that told it"
+    assert (phase["bytes_down"], phase["memory_bytes"], phase["wait_s"]) == (70, 9, 1.5)
+    text = exposition(status)
+    assert 'pww_member_mfu{replica="local/a",run="' in text
+    assert 'pww_member_tokens_per_second{replica="local/b"' in text

@@ -301,6 +301,11 @@ CASES: list[tuple[dict[str, object], list[str]]] = [
         ({"central.url": url, "central.bundle": "b"}, [])
         for url in ("https://example.org:29510", "https://[::1]:1/", "https://localhost:443")
     ),
+    (
+        {"data.column": "body"},
+        ["data.column=body: data.kind=pydocs has no columns or keys; use text"],
+    ),
+    ({"data.kind": "jsonl", "data.files": ["x"], "data.column": "body"}, []),
     ({"data.files": ["x"]}, ["data.files: data.kind=pydocs reads no files; use []"]),
     (
         {"data.kind": "text"},

@@ -32,6 +32,8 @@ def settings(tmp_path: Path) -> Callable[..., Data]:
             "tokenizer": BpeTokenizer(kind="bpe", vocab_size=300),
             "held_out": 0.1,
             "max_windows": 0,
+            "column": "text",
+            "workers": 0,
         }
         return Data.model_validate(fields | changes)
 

@@ -10,7 +10,7 @@ from pww.errors import DataError
 
 def manifest(**changes):
     fields = {
-        "tool": "pww.data/1",
+        "tool": "pww.data/2",
         "corpus": "c" * 64,
         "tokenizer": "d" * 64,
         "window_tokens": 65,
@@ -87,7 +87,7 @@ def test_a_missing_manifest_is_refused(tmp_path):
 def test_what_is_no_manifest_is_refused(tmp_path, content, reason):
     (tmp_path / FILE).write_bytes(content)
     with pytest.raises(
-        DataError, match=r"is not a manifest of pww.data/1 \(.*\); delete "
+        DataError, match=r"is not a manifest of pww.data/2 \(.*\); delete "
     ) as fault:
         read_manifest(tmp_path / FILE)
     assert reason in str(fault.value)

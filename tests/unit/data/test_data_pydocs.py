@@ -3,6 +3,7 @@ import string
 import pytest
 
 from pww.data.pydocs import PythonDocs
+from pww.data.sources import documents
 from pww.errors import DataError
 
 MODULE = '''
@@ -51,7 +52,7 @@ def library(tmp_path):
 
 
 def test_topics_come_first_then_modules_by_name(library):
-    assert list(PythonDocs(library).documents()) == [
+    assert list(documents(PythonDocs(library))) == [
         "a\n\nfirst\n",
         "b\n\nsecond\n",
         "alpha.__init__\n\nPackage.\n",
@@ -66,12 +67,12 @@ def test_topics_come_first_then_modules_by_name(library):
 
 def test_a_docstring_with_half_a_character_spells_it(library):
     (library / "zeta.py").write_text(r'"""Half: \ud800."""')
-    assert list(PythonDocs(library).documents())[-1] == "zeta\n\nHalf: \\ud800.\n"
+    assert list(documents(PythonDocs(library)))[-1] == "zeta\n\nHalf: \\ud800.\n"
 
 
 def test_a_topics_file_without_topics_gives_none(library):
     (library / "pydoc_data/topics.py").write_text("x = 1\n")
-    assert next(PythonDocs(library).documents()).startswith("alpha")
+    assert next(documents(PythonDocs(library))).startswith("alpha")
 
 
 def test_the_fingerprint_follows_names_and_bytes(library):
@@ -100,11 +101,11 @@ def test_a_source_that_cannot_be_read_is_refused(library):
     with pytest.raises(
         DataError, match=r"cannot read .*zeta.py: No such file.*; use another corpus"
     ):
-        list(docs.documents())
+        list(documents(docs))
 
 
 def test_the_installed_python_documents_itself():
-    docs = list(PythonDocs().documents())
+    docs = list(documents(PythonDocs()))
     size = sum(map(len, docs))
     assert 1_000_000 < size < 5_000_000
     assert any(doc.startswith("json.__init__\n") and "json.__init__.dumps" in doc for doc in docs)

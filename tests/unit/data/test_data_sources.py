@@ -3,8 +3,9 @@ import json
 
 import pytest
 
+from pww.data.files import find_files
 from pww.data.pydocs import PythonDocs
-from pww.data.sources import JsonLineFiles, TextFiles, find_files, open_source
+from pww.data.sources import JsonLineFiles, TextFiles, documents, open_source
 from pww.errors import DataError
 
 
@@ -84,18 +85,18 @@ def test_a_text_file_is_one_document_kept_byte_for_byte(tmp_path):
     content = "one\r\ntwo\n\né\ufeff🦉\u2028end".encode()
     source = TextFiles(text_files(tmp_path, a=content, b=b"", c=b"last\n"))
     for _ in range(2):  # it can be read again
-        assert [text.encode() for text in source.documents()] == [content, b"", b"last\n"]
+        assert [text.encode() for text in documents(source)] == [content, b"", b"last\n"]
 
 
 def test_a_packed_text_file_is_unpacked(tmp_path):
     (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"one\ntwo"))
-    assert list(TextFiles([tmp_path / "a.txt.gz"]).documents()) == ["one\ntwo"]
+    assert list(documents(TextFiles([tmp_path / "a.txt.gz"]))) == ["one\ntwo"]
 
 
 def test_invalid_utf8_names_file_line_and_byte(tmp_path):
     (path,) = text_files(tmp_path, a=b"fine\nok \xe9 no\n")
     with pytest.raises(DataError) as fault:
-        list(TextFiles([path]).documents())
+        list(documents(TextFiles([path])))
     assert str(fault.value) == (
         f"{path} line 2 is not UTF-8: byte 0xe9 in column 4;"
         " convert it, for instance with `iconv -t UTF-8`"
@@ -104,16 +105,16 @@ def test_invalid_utf8_names_file_line_and_byte(tmp_path):
 
 def test_a_missing_or_torn_file_is_refused(tmp_path):
     with pytest.raises(DataError, match=r"cannot read .*x.txt: .*No such file"):
-        list(TextFiles([tmp_path / "x.txt"]).documents())
+        list(documents(TextFiles([tmp_path / "x.txt"])))
     with pytest.raises(DataError, match=r"cannot read .*x.txt: No such file"):
         TextFiles([tmp_path / "x.txt"]).fingerprint()
     torn = tmp_path / "a.txt.gz"
     torn.write_bytes(gzip.compress(b"text" * 100)[:-10])
     with pytest.raises(DataError, match=r"cannot read .*a.txt.gz: "):
-        list(TextFiles([torn]).documents())
+        list(documents(TextFiles([torn])))
     torn.write_bytes(b"not gzip")
     with pytest.raises(DataError, match=r"cannot read .*a.txt.gz: Not a gzipped file"):
-        list(TextFiles([torn]).documents())
+        list(documents(TextFiles([torn])))
 
 
 def test_the_fingerprint_follows_content_and_order_not_names(tmp_path):
@@ -132,7 +133,7 @@ def test_the_fingerprint_follows_content_and_order_not_names(tmp_path):
 @pytest.mark.parametrize("name", ["docs.jsonl", "docs.jsonl.gz"])
 def test_text_of_each_line_is_a_document(tmp_path, name):
     path = json_file(tmp_path, {"text": "one\n", "url": "x"}, b"\n  \n", {"text": ""}, name=name)
-    assert list(JsonLineFiles([path]).documents()) == ["one\n", ""]
+    assert list(documents(JsonLineFiles([path]))) == ["one\n", ""]
 
 
 @pytest.mark.parametrize(
@@ -150,6 +151,6 @@ def test_text_of_each_line_is_a_document(tmp_path, name):
 def test_a_bad_line_is_named(tmp_path, line, reason):
     path = json_file(tmp_path, {"text": "fine"}, line)
     with pytest.raises(DataError) as fault:
-        list(JsonLineFiles([path]).documents())
+        list(documents(JsonLineFiles([path])))
     assert str(fault.value).startswith(f"{path} line 2")
     assert reason in str(fault.value)

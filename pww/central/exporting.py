@@ -1,0 +1,96 @@
+"""Which theta of a run is exported, and what goes with it: its configuration and tokenizer."""
+
+import hashlib
+import logging
+from pathlib import Path
+
+from pww.central.architecture import Decoder
+from pww.central.audit import reading
+from pww.central.final import FOLDER
+from pww.central.generations import Generation, Generations
+from pww.central.huggingface import TOKENIZER, Facts, export
+from pww.config import paths
+from pww.config.load import read_config
+from pww.config.schema import Config
+from pww.data import prepare
+from pww.data.manifest import Manifest, read_manifest
+from pww.errors import DataError, PwwError, StateError
+
+log = logging.getLogger(__name__)
+EXPORT = "export"
+
+
+def export_final(config: Config, run: Path, generation: Generation) -> str:
+    """Exports the last theta into `run/final`, beside it; the line to tell a person.
+
+    A run that is complete stays complete if this fails: it is told, and can be done again.
+    """
+    folder = run / FOLDER
+    try:
+        _export(config, generation, folder)
+    except PwwError as why:
+        log.warning("no export for transformers: %s", why)
+        return f"export   none: {why}"
+    return f"export   {paths.shown(folder)}, for transformers' from_pretrained"
+
+
+def export_run(run: Path, out: Path | None) -> Path:
+    """Exports the newest theta of a run that goes on or is complete; the folder it is in.
+
+    Without `out` it is `final` of a complete run, else `export`, in the run's folder.
+
+    Raises:
+        StateError: the folder holds no theta, or it cannot be exported.
+    """
+    state = run / "central"
+    if not state.is_dir():
+        raise StateError(
+            f"{run} holds no theta_outer: name the folder of a central, or of a run that trained "
+            "alone (a site's folder has theirs only)"
+        )
+    config = read_config(run / paths.CONFIG_FILE)
+    with reading(run) as ledger:
+        rows = ledger.rows("SELECT generation FROM run")
+    name = "" if not rows else str(rows[0][0])
+    if not name:
+        raise StateError(f"run {run} has no theta yet: export it after the first round")
+    generation = Generations(state / "generations").open(name)
+    final = run / FOLDER / "theta.safetensors"
+    folder = out or run / (FOLDER if final.exists() else EXPORT)
+    return _export(config, generation, folder)
+
+
+def _export(config: Config, generation: Generation, folder: Path) -> Path:
+    info = generation.info
+    manifest, tokenizer = _tokenizer(config)
+    facts = Facts(
+        Decoder("qwen3", config.model.seq_len), round=info.round, state_hash=info.state_hash,
+        end_of_document=None if manifest is None else manifest.end_of_document,
+    )  # fmt: skip
+    return export(generation.theta, folder, facts=facts, tokenizer=tokenizer)
+
+
+def _tokenizer(config: Config) -> tuple[Manifest | None, Path | None]:
+    """The corpus' numbers and its tokenizer, as far as they are on this machine."""
+    try:
+        if config.central.manifest != "none":
+            path = paths.PROJECT / config.central.manifest
+            manifest, tokenizer = read_manifest(path), path.with_name(TOKENIZER)
+        else:
+            corpus = prepare(
+                config.data, seq_len=config.model.seq_len,
+                vocab_multiple=config.model.vocab_multiple, project=paths.PROJECT,
+            )  # fmt: skip
+            manifest, tokenizer = corpus.manifest, corpus.tokenizer_file
+    except DataError as why:
+        log.warning("the export has no tokenizer: %s", why)
+        return None, None
+    try:
+        theirs = hashlib.sha256(tokenizer.read_bytes()).hexdigest()
+    except OSError as why:
+        log.warning("the export has no tokenizer: %s; copy tokenizer.json there", why)
+        return manifest, None
+    if theirs != manifest.tokenizer:
+        log.warning("the export has no tokenizer: %s is not the corpus'", tokenizer)
+        return manifest, None
+    return manifest, tokenizer

@@ -1,0 +1,176 @@
+"""`python -m pww.data`: makes a tokenised corpus, once, or shows what is in one.
+
+    python -m pww.data tokenize data=c4 [tokenizer=PATH] [group=choice ...] [key=value ...]
+    python -m pww.data show     data=c4 [window=N] [held_out=true] [json=true]
+
+The configuration is composed as for `python -m pww.train`, so that the same words name the same
+corpus in both. Never imports torch.
+"""
+
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pww.config import paths
+from pww.config.load import run_app
+from pww.config.schema import Config
+from pww.errors import ConfigError, Stopped
+
+COMMANDS = ("tokenize", "show")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a command line of `show` asks for beside the configuration."""
+
+    window: int = 0
+    held_out: bool = False
+    json: bool = False
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs one command; returns the exit code."""
+    try:
+        command, words = _command(argv)
+        words = with_tokenizer(words, here=Path.cwd())
+        asked, words = _asked(words) if command == "show" else (Asked(), words)
+    except ConfigError as fault:
+        print(fault, file=sys.stderr)
+        return fault.exit_code
+    told = shlex.join(["python", "-m", "pww.data", "tokenize", *words])
+
+    def task(config: Config) -> int:
+        return show(config, asked, command=told) if command == "show" else tokenize(config, words)
+
+    try:
+        return run_app(task, program="pww.data", refine=_settle, argv=words)
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on from what is done", file=sys.stderr)
+        return Stopped.exit_code
+    except BrokenPipeError:  # who reads has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def tokenize(config: Config, words: Sequence[str]) -> int:
+    """Makes the corpus that a training with this configuration reads, unless it is there."""
+    from pww import log
+    from pww.data.corpus import prepare
+
+    log.setup(label="data")
+    corpus = prepare(
+        config.data,
+        seq_len=config.model.seq_len,
+        vocab_multiple=config.model.vocab_multiple,
+        project=paths.PROJECT,
+    )
+    made = corpus.manifest
+    print(f"corpus {config.data.name} in {paths.shown(corpus.folder)}")
+    print(
+        f"{made.num_windows:,} windows of {made.seq_len} tokens and the next; digest {made.digest}"
+    )
+    print(f"train on it with: {shlex.join(['python', '-m', 'pww.train', *words])}")
+    return 0
+
+
+def show(config: Config, asked: Asked, *, command: str) -> int:
+    """What is in the corpus of this configuration, and the text of one window."""
+    from pww.data.corpus import find
+    from pww.data.shown import as_json, as_text
+
+    corpus = find(
+        config.data,
+        seq_len=config.model.seq_len,
+        vocab_multiple=config.model.vocab_multiple,
+        project=paths.PROJECT,
+        command=command,
+    )
+    render = as_json if asked.json else as_text
+    print(render(corpus, window=asked.window, held_out=asked.held_out))
+    return 0
+
+
+def with_tokenizer(words: Sequence[str], *, here: Path) -> list[str]:
+    """`tokenizer=PATH` in the words that the configuration knows; a path typed here stays valid.
+
+    Raises:
+        ConfigError: it is given twice, or without a path.
+    """
+    given = [word for word in words if word.startswith("tokenizer=")]
+    others = [word for word in words if word not in given]
+    if not given:
+        return others
+    path = given[0].partition("=")[2]
+    clash = [word for word in others if word.startswith(("data/tokenizer=", "data.tokenizer."))]
+    if len(given) > 1 or clash:
+        both = " ".join([*given, *clash])
+        raise ConfigError([f"{both}: says more than once which tokenizer; leave one"])
+    if not path:
+        raise ConfigError(["tokenizer=: give the path of a tokenizer.json"])
+    if (here / path).is_file() and not (paths.PROJECT / path).is_file():
+        path = str((here / path).resolve())
+    return [*others, "data/tokenizer=file", f"data.tokenizer.path={path}"]
+
+
+def _command(argv: Sequence[str]) -> tuple[str, list[str]]:
+    """The command, wherever it stands, and the other words; `--help` and its like need none."""
+    found = [word for word in argv if word in COMMANDS]
+    others = [word for word in argv if word not in COMMANDS]
+    if len(found) == 1:
+        return found[0], others
+    if not found and any(word.startswith("-") for word in argv):
+        return "tokenize", others  # --help, --cfg job
+    said = " ".join(found) or "none"
+    raise ConfigError([f"command: {said}; give one of tokenize, show (--help says more)"])
+
+
+def _asked(words: Sequence[str]) -> tuple[Asked, list[str]]:
+    """What `show` is to show.
+
+    Raises:
+        ConfigError: a value cannot be used.
+    """
+    values: dict[str, str] = {}
+    others = []
+    for word in words:
+        key, equals, value = word.partition("=")
+        if equals and key in ("window", "held_out", "json"):
+            values[key] = value
+        else:
+            others.append(word)
+    faults = []
+    window = values.get("window", "0")
+    if not (window.isascii() and window.isdigit()):
+        faults.append(f"window={window}: the number of a window, from 0")
+    for key in ("held_out", "json"):
+        if values.get(key, "false") not in ("true", "false"):
+            faults.append(f"{key}={values[key]}: true or false")
+    if faults:
+        raise ConfigError(faults)
+    asked = Asked(int(window), values.get("held_out") == "true", values.get("json") == "true")
+    return asked, others
+
+
+def _settle(config: Config, given: frozenset[str]) -> Config:
+    """Refuses what has no effect here.
+
+    Raises:
+        ConfigError: a key that would have none.
+    """
+    faults = []
+    if config.dry:
+        faults.append("dry=true: python -m pww.data show says whether a corpus is there")
+    if config.resume != "none":
+        faults.append(
+            f"resume={config.resume}: tokenising goes on by itself from what is done; leave it out"
+        )
+    if faults:
+        raise ConfigError(faults)
+    return config
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

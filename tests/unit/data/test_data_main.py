@@ -1,0 +1,159 @@
+"""`python -m pww.data`: its words, what it prints, and that training finds what it made."""
+
+import json
+import os
+import subprocess
+import sys
+import types
+
+import pytest
+
+import pww.data
+from pww.config.load import compose
+from pww.config.paths import PROJECT
+from pww.data import __main__ as app
+from pww.data import prepare
+from pww.data.tokenizer import train_bpe
+from pww.errors import ConfigError
+
+
+@pytest.fixture
+def words(tmp_path, lines):
+    """Names a small corpus of two files of JSON lines."""
+    rows = [json.dumps({"body": lines(i, i + 30)}) + "\n" for i in range(0, 900, 30)]
+    (tmp_path / "a.jsonl").write_text("".join(rows[:20]))
+    (tmp_path / "b.jsonl").write_text("".join(rows[20:]))
+    return [
+        "data=jsonl", "data.column=body", f"data.roots=[{tmp_path}]", f"data.cache={tmp_path}/c",
+        "data.name=mine", "data.tokenizer.vocab_size=300", "data.held_out=0.1", "model.seq_len=32",
+    ]  # fmt: skip
+
+
+def run(*words, cwd=PROJECT):
+    return subprocess.run(
+        [sys.executable, "-m", "pww.data", *words],
+        cwd=cwd, env=os.environ | {"PYTHONPATH": str(PROJECT)}, capture_output=True, text=True,
+        timeout=120, check=False,
+    )  # fmt: skip
+
+
+def test_a_corpus_is_shown_when_it_was_made_and_training_finds_it(words, tmp_path, caplog):
+    done = run("show", *words)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "corpus 'mine' is not tokenised for these settings: there is no " in done.stderr
+    assert f"; make it with: python -m pww.data tokenize {' '.join(words[:2])} " in done.stderr
+    assert "Traceback" not in done.stderr
+
+    entry = done.stderr.split("there is no ")[1].split(";")[0]
+    os.makedirs(f"{entry}.pieces")
+    assert f"{entry} (a build was begun and cut off); make it" in run("show", *words).stderr
+
+    done = run(words[0], "tokenize", *words[1:], cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1].startswith("train on it with: python -m pww.train data=js")
+
+    config = compose(words)
+    caplog.set_level("INFO")
+    corpus = prepare(
+        config.data, seq_len=config.model.seq_len, vocab_multiple=config.model.vocab_multiple,
+        project=PROJECT,
+    )  # fmt: skip
+    assert not caplog.messages  # nothing was made
+    assert corpus.manifest.digest in done.stdout
+
+    done = run("show", *words, "window=3")
+    assert done.returncode == 0, done.stderr
+    for part in (
+        corpus.manifest.digest,
+        "30 documents (0 empty ones left out)",
+        f"{corpus.manifest.num_windows:,} to train on, {corpus.manifest.num_held_out} held out, 0",
+        f"300 ids, padded to {corpus.manifest.padded_vocab};",
+        f"window 3:\n{corpus.decode(corpus.windows([3])[0])}",
+    ):
+        assert part in done.stdout
+
+    done = run("show", *words, "held_out=true", "json=true")
+    told = json.loads(done.stdout)
+    assert told["manifest"]["digest"] == corpus.manifest.digest
+    assert told["folder"] == str(corpus.folder)
+    held = corpus.held_out([0])[0]
+    assert told["sample"]["ids"] == held.tolist()
+    assert told["sample"]["text"] == corpus.decode(held)
+
+    done = run("show", *words, "window=100000")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "training window 100000 does not exist: this corpus has" in done.stderr
+
+
+def test_help_needs_neither_torch_nor_tokenizers():
+    code = (
+        "import sys\nfrom pww.data.__main__ import main\nassert main(['--help']) == 0\n"
+        "print([m for m in ('torch', 'tokenizers', 'numpy') if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=PROJECT, capture_output=True, text=True, check=True,
+        timeout=120, env=os.environ | {"PYTHONPATH": str(PROJECT)},
+    )  # fmt: skip
+    assert done.stdout.splitlines()[-1] == "[]"
+    assert "python -m pww.data tokenize data=CORPUS [tokenizer=PATH]" in done.stdout
+
+
+def test_a_tokenizer_is_given_by_one_word(tmp_path, monkeypatch):
+    (tmp_path / "t.json").write_bytes(train_bpe(["text"], vocab_size=257).json)
+    ours = app.with_tokenizer(["data=c4", "tokenizer=t.json", "seed=1"], here=tmp_path)
+    assert ours == [
+        "data=c4", "seed=1", "data/tokenizer=file", f"data.tokenizer.path={tmp_path}/t.json"
+    ]  # fmt: skip
+    assert compose(ours).data.tokenizer.path == f"{tmp_path}/t.json"
+    theirs = app.with_tokenizer(["tokenizer=gpt2/tokenizer.json"], here=tmp_path)
+    assert theirs[-1] == "data.tokenizer.path=gpt2/tokenizer.json"  # below one of data.roots
+    assert app.with_tokenizer(["data=c4"], here=tmp_path) == ["data=c4"]
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["tokenizer=a", "tokenizer=b"], "tokenizer=a tokenizer=b: says more than once which"),
+        (["tokenizer=a", "data/tokenizer=bpe"], "tokenizer=a data/tokenizer=bpe: says more than"),
+        (["tokenizer="], "tokenizer=: give the path of a tokenizer.json"),
+    ],
+)
+def test_a_tokenizer_that_is_not_clear_is_refused(tmp_path, words, reason):
+    with pytest.raises(ConfigError, match=f"^{reason}"):
+        app.with_tokenizer(words, here=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("argv", "reason"),
+    [
+        ([], "command: none; give one of tokenize, show (--help says more)"),
+        (["data=c4"], "command: none; give one of tokenize, show (--help says more)"),
+        (["tokenize", "show"], "command: tokenize show; give one of tokenize, show"),
+        (["show", "window=-1"], "window=-1: the number of a window, from 0"),
+        (
+            ["show", "window=x", "json=yes"],
+            "window=x: the number of a window, from 0\njson=yes: tr",
+        ),
+        (["show", "held_out=1"], "held_out=1: true or false"),
+        (["tokenize", "dry=true"], "dry=true: python -m pww.data show says whether a corpus is"),
+        (["tokenize", "resume=auto"], "resume=auto: tokenising goes on by itself from what is do"),
+        (["tokenize", "window=3"], "window=3: no such key or group"),
+        (
+            ["tokenize", "data.column=x"],
+            "data.column=x: data.kind=pydocs has no columns or keys; use text",
+        ),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(argv, reason, capsys):
+    code = app.main(argv)
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert reason in told.err
+    assert code in (1, 2)
+
+
+def test_the_package_has_these_names_and_no_others():
+    for name in pww.data.__all__:
+        assert isinstance(getattr(pww.data, name), type | types.FunctionType)
+    with pytest.raises(AttributeError, match=r"module 'pww.data' has no attribute 'torch'"):
+        pww.data.torch  # noqa: B018
