@@ -48,7 +48,6 @@ def main(argv: Sequence[str]) -> int:
     try:
         return run_app(task, program="pww.data", refine=_settle, argv=words)
     except KeyboardInterrupt:
-        print("stopped; the same command goes on from what is done", file=sys.stderr)
         return Stopped.exit_code
     except BrokenPipeError:  # who reads has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -61,12 +60,16 @@ def tokenize(config: Config, words: Sequence[str]) -> int:
     from pww.data.corpus import prepare
 
     log.setup(label="data")
-    corpus = prepare(
-        config.data,
-        seq_len=config.model.seq_len,
-        vocab_multiple=config.model.vocab_multiple,
-        project=paths.PROJECT,
-    )
+    try:
+        corpus = prepare(
+            config.data,
+            seq_len=config.model.seq_len,
+            vocab_multiple=config.model.vocab_multiple,
+            project=paths.PROJECT,
+        )
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on from what is done", file=sys.stderr)
+        return Stopped.exit_code
     made = corpus.manifest
     print(f"corpus {config.data.name} in {paths.shown(corpus.folder)}")
     print(

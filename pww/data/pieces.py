@@ -7,7 +7,7 @@ depends on the place in the corpus is counted in characters from its start.
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-PIECE_BYTES = 8 << 20
+PIECE_BYTES = 2 << 20
 MAX_PIECES = 4096
 
 

@@ -158,7 +158,8 @@ class TitanTrainer:
             self._corpus,
             self._sets,
             max_windows=self._config.evaluation.max_windows,
-            batch=self._config.optim.batch_windows,
+            # as many windows together as in training, for which there is memory
+            batch=self._engine.config.training.local_batch_size * self._ranks.world,
             ranks=self._ranks,
         )
 

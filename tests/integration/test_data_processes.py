@@ -182,8 +182,9 @@ def test_another_corpus_clears_the_garbage_too(project, reference):
     assert not list((project / "cache").glob("*.part"))
 
 
-def test_a_disk_that_fills_up_is_one_sentence_and_leaves_nothing(project, reference):
-    process = start(project, limit="10000")  # bytes a file may have
+@pytest.mark.parametrize("workers", ["0", "1"])
+def test_a_disk_that_fills_up_is_one_sentence_and_publishes_nothing(project, reference, workers):
+    process = start(project, limit="10000", TEST_WORKERS=workers)  # bytes a file may have
     _, err = process.communicate(timeout=120)
     assert process.returncode == 1
     entry = project / "cache" / reference["folder"]

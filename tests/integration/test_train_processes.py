@@ -120,15 +120,90 @@ def test_ctrl_c_in_the_middle_of_a_phase_and_on_again(project: Project) -> None:
     assert "finished" in refused.stderr
 
 
-def test_sigkill_at_any_time_and_on_again(project: Project) -> None:
+def theta_of(run: Path) -> str:
+    """The last theta's hash."""
+    last = max((run / "central" / "generations").glob("round-??????"))
+    return str(json.loads((last / "generation.json").read_text())["state_hash"])
+
+
+def told(run: Path, split: str, *columns: str) -> dict[float, list[object]]:
+    """The last row of each step or round, without what a clock says: a phase may be done twice."""
+    key = "step" if split == "train" else "round"
+    return {row[key]: [row[name] for name in columns] for row in rows(run, split)}
+
+
+def test_kill_resume_kill_resume_is_the_uninterrupted_run(project: Project) -> None:
+    """SIGKILL in the middle of a phase, then where a checkpoint is written."""
+    options = [*SMALL[:-1], "metrics.wandb.mode=offline"]
+    whole = project.start("-m", "pww.train", *options, "run.name=calm", name="calm")
     run = project.outputs / "killed"
-    child = project.start("-m", "pww.train", *SMALL, "run.name=killed", name="killed")
-    child.until(lambda: len(rows(run, "outer")) >= 2)
+    child = project.start("-m", "pww.train", *options, "run.name=killed", name="killed")
+    child.until(lambda: (t := rows(run, "train")) and t[-1]["round"] == 1)
     child.kill()
+    wandb_id = (run / "wandb_id").read_text()
+    before = rows(run, "train")
     again = project.start("-m", "pww.train", "resume=outputs/killed", name="killed")
-    assert again.wait() == 0
+    # at the first sight of it: whichever file is being written then
+    again.until(lambda: list((run / "checkpoints").glob("phase-000002*")))
+    again.kill()
+    last = project.start("-m", "pww.train", "resume=auto", *options, name="killed")
+    assert last.wait() == 0
+    assert whole.wait() == 0
     check_exactly_once(run)
-    assert rows(run, "outer")[-1]["step"] == 80
+    calm = project.outputs / "calm"
+    assert theta_of(run) == theta_of(calm), "to the bit"
+    columns = ("step", "round", "tokens", "loss")
+    for split, more in (
+        ("train", ("lr", "phase_step", "phase_steps")),
+        ("eval", ("perplexity", "state_hash")),
+        ("outer", ("outcome", "base_round", "delta_norm", "drift", "phase_tokens", "steps")),
+    ):
+        assert told(run, split, *columns, *more) == told(calm, split, *columns, *more), split
+    assert rows(run, "train")[: len(before)] == before, "rows before a kill stay"
+    assert (run / "wandb_id").read_text() == wandb_id
+    offline = [path.name for path in (run / "wandb").glob("offline-run-*")]
+    assert len(offline) == 3
+    assert all(name.endswith(wandb_id) for name in offline), "one wandb run, three parts"
+
+
+def test_sigterm_to_the_group_leaves_a_checkpoint_and_nobody(project: Project) -> None:
+    """What a queue does at the end of the time, with two ranks: everything of the job hears it."""
+    run = project.outputs / "term"
+    child = project.start(
+        "-m", "pww.train", *SMALL, "run.name=term", "parallel.ranks=2", name="term"
+    )  # fmt: skip
+    child.until(lambda: (t := rows(run, "train")) and t[-1]["round"] == 1)
+    members = _with_children(child.process.pid)
+    assert len(members) >= 4, "the command, the launcher and two ranks"
+    child.signal(signal.SIGTERM)
+    assert child.wait(30) == 130
+    end = time.monotonic() + 10
+    while any(map(_runs, members)) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not [pid for pid in members if _runs(pid)], "all of them are gone"
+    assert not list((run / "checkpoints").glob("*.part"))
+    entry = json.loads((run / "checkpoints/phase-000000/entry.json").read_text())
+    assert (entry["step"], entry["verdict"]["outcome"]) == (20, "merged")
+    assert (run / "checkpoints/phase-000000/inner/inner.json").exists()
+
+
+def _with_children(pid: int) -> list[int]:
+    """A process and all that come from it."""
+    try:
+        tasks = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children")]
+    except OSError:
+        return []
+    return [
+        pid,
+        *(each for task in tasks for one in task.split() for each in _with_children(int(one))),
+    ]
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def test_a_full_disk_ends_the_run_and_leaves_the_last_checkpoint(project: Project) -> None:

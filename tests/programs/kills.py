@@ -60,6 +60,7 @@ class Nursery:
             elif "code" in told:
                 self.codes[told["pid"]] = told["code"]
             else:
+                self.codes.pop(told["pid"], None)  # of an earlier one: numbers come round again
                 self._born.put(told["pid"])
 
     def start(self, *argv: str, log: Path, **env: str) -> "Sprout":
@@ -203,7 +204,8 @@ class Killer:
             central = federation.central_again() if frozen else federation.central()
         for site in sites:
             site.until(lambda site=site: site.code is not None or central.code, 120)
-            assert site.code == 0, f"{site.text()[-2000:]}\n{central.text()[-2000:]}"
+            said = f"{site.text()[-2000:]}\n{central.text()[-2000:]}"
+            assert site.code == 0, f"site: {site.code}, central: {central.code}\n{said}"
         code = central.wait(60)
         # killed after its last word, it finds nothing left to do
         assert code == 0 or "is complete" in central.text(), central.text()[-3000:]

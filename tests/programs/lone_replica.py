@@ -3,10 +3,10 @@
 Tests import it. As a program it puts, settles and puts again, and each time dies, or finds the disk
 full, at a later file operation:
 
-    python lone_replica.py FOLDER die|full [CODEC]
+    python lone_replica.py FOLDER die|full [CODEC] [distcp]
 
 or, with `short`, may write files up to a size that grows from try to try. A codec that loses
-something has error feedback.
+something has error feedback. With `distcp` the inner state is saved as the engine saves it.
 """
 
 import errno
@@ -35,6 +35,7 @@ from pww.replica import loop
 from pww.replica.outbox import Outbox
 from pww.replica.plan import PhasePlan
 from pww.replica.report import Report
+from pww.trainer import inner_state
 from pww.trainer.api import EvalResult, PhaseResult
 from pww.trainer.ranks import Ranks, init_ranks
 from pww.transport.exchange import Theta
@@ -159,6 +160,36 @@ class Pull:
         pass
 
 
+class Sharded(Pull):
+    """A `Pull` whose inner state is saved as the engine's: by torch.distributed.checkpoint."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        super().__init__()
+        self.ranks = ranks
+
+    def __iter__(self):
+        """The one optimiser of `inner_state`'s container, which this is too."""
+        yield self
+
+    @property
+    def state(self) -> dict[str, torch.Tensor]:
+        return self.momentum
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        if not self.momentum:
+            self._forget()
+        return {f"state.{name}": value for name, value in self.momentum.items()}
+
+    def zero_grad(self, *, set_to_none: bool) -> None:
+        pass
+
+    def save_inner(self, folder: Path) -> None:
+        inner_state.save(folder, self, step=self.step, ranks=self.ranks)
+
+    def load_inner(self, folder: Path) -> None:
+        self.step = inner_state.load(folder, self, ranks=self.ranks)
+
+
 def open_outbox(run: Path, ranks: Ranks, *, codec: str, keep: int = 2) -> Outbox:
     """The outbox of a run, with error feedback where the codec loses something."""
     lossy = codec != "fp32"
@@ -263,10 +294,11 @@ def theta_in(folder: Path, round_: int = 0) -> Theta:
     return Theta(round_, path, "f" * 64, None, 0)
 
 
-def three_phases(run: Path, say, arm, codec: str) -> None:
+def three_phases(run: Path, say, arm, codec: str, inner: str) -> None:
     """Put, settle, `arm`, put, settle, put; says what is promised to be durable by then."""
-    theta, trainer = theta_in(run.parent / f"{run.name}-theta"), Pull()
-    outbox = open_outbox(run, alone(), codec=codec)
+    theta, ranks = theta_in(run.parent / f"{run.name}-theta"), alone()
+    trainer = Sharded(ranks) if inner == "distcp" else Pull()
+    outbox = open_outbox(run, ranks, codec=codec)
     for lease in LEASES:
         if lease is LEASES[1]:
             arm()
@@ -291,6 +323,7 @@ class Trap:
         self._events = self.CHANGES + (self.REMOVES if removals else ())
         os.write, os.fsync = self._before(os.write), self._before(os.fsync)
         JsonLines.write = self._before(JsonLines.write)  # writes past `os`
+        inner_state._Raw.write = self._before(inner_state._Raw.write)
         sys.addaudithook(self._hook)
 
     def arm(self, number: int) -> None:
@@ -325,7 +358,7 @@ def _full() -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def child(run: Path, how: str, number: int, codec: str) -> int:
+def child(run: Path, how: str, number: int, codec: str, inner: str) -> int:
     """What one child does, and its exit code; `RUN.said` notes what was promised by its end."""
     said = os.open(run.with_name(f"{run.name}.said"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     write = os.write
@@ -348,14 +381,14 @@ def child(run: Path, how: str, number: int, codec: str) -> int:
                 resource.setrlimit(resource.RLIMIT_FSIZE, (100 * (number - 1), most))
 
     try:
-        three_phases(run, say, arm, codec)
+        three_phases(run, say, arm, codec, inner)
     except CheckpointError as fault:
         say(f"fault {fault}")
         return 3
     return 0
 
 
-def main(folder: Path, how: str, codec: str = "fp32") -> None:
+def main(folder: Path, how: str, codec: str = "fp32", inner: str = "plain") -> None:
     """A child for each point, until one gets through."""
     torch.set_num_threads(1)
     config()
@@ -364,7 +397,7 @@ def main(folder: Path, how: str, codec: str = "fp32") -> None:
         run.mkdir()
         process = os.fork()  # nothing has started a thread yet
         if process == 0:
-            os._exit(child(run, how, number, codec))
+            os._exit(child(run, how, number, codec, inner))
         code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
         print(number, code, flush=True)
         if code == 0:

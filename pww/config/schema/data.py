@@ -6,6 +6,9 @@ from pydantic import Field
 
 from pww.config.schema.base import Name, Section
 
+DataKind = Literal["pydocs", "text", "jsonl", "parquet"]
+"""What the files are."""
+
 
 class BpeTokenizer(Section):
     """Byte-level BPE trained on the corpus itself."""
@@ -25,7 +28,7 @@ class Data(Section):
     """A corpus of text."""
 
     name: Name
-    kind: Literal["pydocs", "text", "jsonl", "parquet"]
+    kind: DataKind
     files: Annotated[
         tuple[str, ...], Field(strict=False)
     ]  # globs, below one of `roots`; [] for pydocs

@@ -7,7 +7,7 @@ from pydantic import Field, StringConstraints
 from pww.config.schema.base import Name, Positive, Section
 from pww.config.schema.central import Central
 from pww.config.schema.codec import Codec
-from pww.config.schema.data import Data
+from pww.config.schema.data import Data, DataKind
 from pww.config.schema.model import Model, Optim, Parallel
 from pww.config.schema.outer import Darl, Diloco, Transport
 from pww.config.schema.site import Site
@@ -32,7 +32,7 @@ class EvaluationSet(Section):
         StringConstraints(pattern=r"^[a-z0-9][a-z0-9_]{0,31}$"),
         Field(description="1 to 32 of a-z 0-9 _, starting with a letter or digit"),
     ]  # ends up in the names of columns
-    kind: Literal["pydocs", "text", "jsonl"]
+    kind: DataKind
     files: Annotated[tuple[str, ...], Field(strict=False)]
 
 

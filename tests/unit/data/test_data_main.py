@@ -85,6 +85,16 @@ def test_a_corpus_is_shown_when_it_was_made_and_training_finds_it(words, tmp_pat
     assert "training window 100000 does not exist: this corpus has" in done.stderr
 
 
+def test_a_stop_says_how_to_go_on(words, monkeypatch, capsys):
+    def stopped(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("pww.data.corpus.build", stopped)
+    monkeypatch.setattr("pww.log.setup", lambda **_: None)
+    assert app.main(["tokenize", *words]) == 130
+    assert capsys.readouterr().err == "stopped; the same command goes on from what is done\n"
+
+
 def test_help_needs_neither_torch_nor_tokenizers():
     code = (
         "import sys\nfrom pww.data.__main__ import main\nassert main(['--help']) == 0\n"

@@ -8,8 +8,9 @@ from pww.data.sources import JsonLineFiles, TextFiles
 from pww.errors import DataError
 
 
-def test_small_spans_are_joined_and_large_ones_stay_whole():
+def test_small_spans_are_joined_and_large_ones_stay_whole(monkeypatch):
     mb = 1 << 20
+    monkeypatch.setattr("pww.data.pieces.PIECE_BYTES", 8 * mb)
     sizes = [3, 3, 3, 20, 1, 1]
     spans = [(Span(i), size * mb) for i, size in enumerate(sizes)]
     pieces = rule(spans, total_bytes=sum(sizes) * mb)

@@ -157,6 +157,16 @@ def test_damaged_pieces_are_done_again(stopped, text, tmp_path, monkeypatch, cap
     assert (damage == "torn line") or "is damaged: done again" in caplog.text
 
 
+def test_lines_after_a_torn_one_are_read_again(stopped, text, tmp_path, monkeypatch):
+    stop, expected = stopped
+    log = stop(3) / "done.jsonl"
+    log.write_bytes(log.read_bytes()[:-9])
+    stop(5)
+    seen = reads(monkeypatch)
+    assert made(text(), tmp_path) == expected
+    assert len(seen) == len(open_source(text(), project=tmp_path).pieces()) - 5
+
+
 def test_pieces_of_another_ruling_are_not_used(stopped, text, tmp_path, monkeypatch):
     stop, expected = stopped
     stop(3)

@@ -20,6 +20,7 @@ from lone_replica import (
     Never,
     NoSteps,
     Pull,
+    Sharded,
     put_one,
 )
 
@@ -366,16 +367,23 @@ def test_an_inner_state_that_cannot_be_saved_leaves_no_part(open_outbox, theta, 
 # ------------------------------------------------------------------- crashes and full disks
 
 
-def points(folder: Path, how: str) -> dict[int, int]:
+def points(folder: Path, how: str, *more: str) -> dict[int, int]:
     """Runs the program; its exit code at each point."""
     done = subprocess.run(
-        [sys.executable, str(PROGRAMS / "lone_replica.py"), str(folder), how],
+        [sys.executable, str(PROGRAMS / "lone_replica.py"), str(folder), how, *more],
         capture_output=True, text=True, timeout=120, check=True, env=ENV,
     )  # fmt: skip
     return {int(a): int(b) for a, b in (line.split() for line in done.stdout.splitlines())}
 
 
-def check_whole_or_absent(run: Path, open_outbox, said: list[list[str]]) -> None:
+def load_plain(folder: Path) -> int:
+    """Reads an inner state whole; its step."""
+    trainer = Pull()
+    trainer.load_inner(folder)
+    return trainer.step
+
+
+def check_whole_or_absent(run: Path, open_outbox, said: list[list[str]], load=load_plain) -> None:
     """Folders are whole, the newest is what was promised or newer, and its draws are on record."""
     outbox = open_outbox(at=run)
     drawn = {row["delta"]: row["windows"] for row in read_json_lines(run / "draws.jsonl")}
@@ -388,7 +396,7 @@ def check_whole_or_absent(run: Path, open_outbox, said: list[list[str]]) -> None
         ids.append(delta)
         lease = LEASES[int(folder.name[-1])]
         assert sorted(drawn[delta]) == sorted(PLAN.windows(lease))
-        Pull().load_inner(folder / "inner")
+        assert load(folder / "inner") == 2 * (int(folder.name[-1]) + 1)
         if verdict is None:
             info = json.dumps(row["offer"]["payload"])
             with PayloadReader(
@@ -416,13 +424,23 @@ def said_at(folder: Path, number: int) -> list[list[str]]:
     return [line.split(" ", 1) for line in lines]
 
 
-def test_a_death_at_any_write_leaves_phases_whole_or_absent(tmp_path, open_outbox, theta) -> None:
-    codes = points(tmp_path, "die")
-    assert len(codes) > 40
+@pytest.mark.parametrize("inner", ["plain", "distcp"])
+def test_a_death_at_any_write_leaves_phases_whole_or_absent(
+    tmp_path, open_outbox, theta, ranks, inner
+) -> None:
+    def load_sharded(folder: Path) -> int:
+        trainer = Sharded(ranks)
+        trainer.load_inner(folder)
+        assert any(bool(value.any()) for value in trainer.momentum.values()), "all of it"
+        return trainer.step
+
+    codes = points(tmp_path, "die", "fp32", inner)
+    assert len(codes) > (40 if inner == "plain" else 60)
     assert set(codes.values()) == {9, 0}
     for number in codes:
         run = tmp_path / f"{number:03d}"
-        check_whole_or_absent(run, open_outbox, said_at(tmp_path, number))
+        load = load_plain if inner == "plain" else load_sharded
+        check_whole_or_absent(run, open_outbox, said_at(tmp_path, number), load)
         outbox = open_outbox(at=run)
         before = names(run)
         if outbox.pending is not None:

@@ -64,6 +64,58 @@ def test_its_logits_are_ours(build: Callable[..., Any], tmp_path: Path, tied: bo
     )
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize("tied", [True, False])
+def test_llamas_rows_are_sorted_for_halves(tmp_path: Path, tied: bool) -> None:
+    """Against torchtitan's Llama 3, whose rotary embedding turns neighbours."""
+    from torchtitan.models.common.attention import ScaledDotProductAttention
+    from torchtitan.models.llama3 import llama3_configs
+
+    made = llama3_configs["debugmodel"]("flex")
+    made.enable_weight_tying = tied
+    made.layers = made.layers[:2]
+    for layer in made.layers:
+        layer.attention.inner_attention = ScaledDotProductAttention.Config()
+    attention = made.layers[0].attention
+    heads, kv_heads = attention.n_heads, attention.n_kv_heads or attention.n_heads
+    head_dim = made.dim // heads
+    torch.manual_seed(4)
+    model = made.build()
+    with torch.no_grad():
+        for buffer in model.buffers():
+            assert buffer.shape  # the rotary table, made on building
+        for name, parameter in model.named_parameters():
+            parameter.copy_(torch.randn(parameter.shape) * (0.5 if "norm" in name else 0.08))
+    tensors = _split(dict(model.named_parameters()), heads, kv_heads, head_dim)
+    theta = tmp_path / "theta.safetensors"
+    write_theta(theta, list(tensors.items()), {n: tuple(t.shape) for n, t in tensors.items()})
+    decoder = Decoder("llama3", 64, head_dim)
+    folder = export(theta, tmp_path / "out", facts=Facts(decoder, 1, "b" * 64), tokenizer=None)
+    tokens = torch.randint(0, made.vocab_size, (2, 48))
+    with torch.no_grad():
+        ours = model(tokens).float()
+        theirs = transformers.AutoModelForCausalLM.from_pretrained(folder)(tokens).logits
+    assert float(ours.std()) > 0.1
+    assert float((theirs - ours).abs().max()) < 1e-4
+
+
+def _split(
+    tensors: dict[str, torch.Tensor], heads: int, kv_heads: int, head_dim: int
+) -> dict[str, torch.Tensor]:
+    """A fused projection in three, each group of rows: its queries, its key, its value."""
+    found: dict[str, torch.Tensor] = {}
+    for name, tensor in tensors.items():
+        if "wqkv" not in name:
+            found[name] = tensor.detach().clone()
+            continue
+        dim = tensor.shape[1]
+        grouped = tensor.detach().view(kv_heads, heads // kv_heads + 2, head_dim, dim)
+        parts = {"wq": grouped[:, :-2], "wk": grouped[:, -2], "wv": grouped[:, -1]}
+        for part, rows in parts.items():
+            found[name.replace("wqkv", part)] = rows.reshape(-1, dim).clone()
+    return found
+
+
 def test_the_constants_are_the_models() -> None:
     from pww.trainer.titan_model import NORM_EPS, ROPE_THETA
 
