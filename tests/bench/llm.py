@@ -2,8 +2,9 @@
 
     python tests/bench/llm.py [FIGURE ...] [mb=40] [rounds=3] [root=DATA] [disk=FOLDER]
 
-Names: loader_tokens_per_s, tokenise_vs_tokenizers, tokens_vs_torchtitan. `root` is a folder like PWW_DATA: real text and
-a real tokenizer are taken from it where it has them, else Python's own documentation and a BPE.
+Names: loader_tokens_per_s, tokenise_vs_tokenizers, tokens_vs_torchtitan. `root` is a folder like
+PWW_DATA: real text and a real tokenizer are taken from it where it has them, else Python's own
+documentation and a BPE.
 """
 
 import gzip
