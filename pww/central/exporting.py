@@ -3,6 +3,7 @@
 import hashlib
 import logging
 from pathlib import Path
+from typing import assert_never
 
 from pww.central.architecture import Decoder
 from pww.central.audit import reading
@@ -11,7 +12,7 @@ from pww.central.generations import Generation, Generations
 from pww.central.huggingface import TOKENIZER, Facts, export
 from pww.config import paths
 from pww.config.load import read_config
-from pww.config.schema import Config
+from pww.config.schema import Config, CustomModel, HfModel, Model, ShippedModel
 from pww.data import prepare
 from pww.data.manifest import Manifest, read_manifest
 from pww.errors import DataError, PwwError, StateError
@@ -64,10 +65,24 @@ def _export(config: Config, generation: Generation, folder: Path) -> Path:
     info = generation.info
     manifest, tokenizer = _tokenizer(config)
     facts = Facts(
-        Decoder("qwen3", config.model.seq_len), round=info.round, state_hash=info.state_hash,
+        decoder(config.model), round=info.round, state_hash=info.state_hash,
         end_of_document=None if manifest is None else manifest.end_of_document,
     )  # fmt: skip
     return export(generation.theta, folder, facts=facts, tokenizer=tokenizer)
+
+
+def decoder(model: Model) -> Decoder:
+    """Which decoder a configured model is; one of transformers has names that no table has here."""
+    match model:
+        case CustomModel(family="llama3"):
+            return Decoder("llama3", model.seq_len, head_dim=model.head_dim)
+        case ShippedModel(family="llama3"):
+            head_dim = 64 if model.flavor == "1B" else 128  # torchtitan's sizes
+            return Decoder("llama3", model.seq_len, head_dim=head_dim)
+        case CustomModel() | ShippedModel() | HfModel():
+            return Decoder("qwen3", model.seq_len)
+        case _:
+            assert_never(model)
 
 
 def _tokenizer(config: Config) -> tuple[Manifest | None, Path | None]:

@@ -1,7 +1,8 @@
 """Rules across groups: what must fit together before anything starts; each is a small function.
 
 A rule names the keys that it reads, so that it stays silent where one of them is already at fault.
-What a machine wants of a submission is in `check_site`, what a codec does in `check_codec`.
+The network, its ranks and its optimiser are in `check_model`, what a codec does in `check_codec`, what
+a machine wants of a submission in `check_site`.
 """
 
 import ipaddress
@@ -10,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from pww.config import check_codec, check_site
+from pww.config import check_codec, check_model, check_site
 from pww.config.schema import Config
 
 
@@ -63,40 +64,6 @@ def phases_are_blocks(config: Config) -> Iterator[str]:
         f"a phase, {fit} of darl.block_windows={block}; use diloco.inner_steps={near}, or a "
         f"darl.block_windows that divides {windows}"
     )
-
-
-def batch_divides(config: Config) -> Iterator[str]:
-    """Every rank gets the same number of windows a step."""
-    batch, ranks = config.optim.batch_windows, config.parallel.ranks
-    if batch % ranks:
-        yield (
-            f"optim.batch_windows={batch}: must be a multiple of parallel.ranks={ranks}; "
-            f"for example {-(-batch // ranks) * ranks}"
-        )
-
-
-def single_is_one(config: Config) -> Iterator[str]:
-    """`parallel=single` has nothing to share."""
-    if config.parallel.kind == "single" and config.parallel.ranks != 1:
-        yield (
-            f"parallel.ranks={config.parallel.ranks}: parallel.kind=single has one rank; "
-            "use parallel=fsdp"
-        )
-
-
-def heads_fit(config: Config) -> Iterator[str]:
-    """Attention's shapes."""
-    model = config.model
-    if model.kind == "custom":
-        if model.num_heads % model.num_kv_heads:
-            yield (
-                f"model.num_kv_heads={model.num_kv_heads}: must divide "
-                f"model.num_heads={model.num_heads}"
-            )
-        if model.head_dim % 2:
-            yield (
-                f"model.head_dim={model.head_dim}: must be even, since rotary embeddings turn pairs"
-            )
 
 
 def outer_fits(config: Config) -> Iterator[str]:
@@ -268,9 +235,6 @@ def tokenizer_fits(config: Config) -> Iterator[str]:
 RULES = (
     Rule(("diloco.replicas", "parallel.ranks"), replicas_fit),
     Rule(("diloco.inner_steps", "optim.batch_windows", "darl.block_windows"), phases_are_blocks),
-    Rule(("optim.batch_windows", "parallel.ranks"), batch_divides),
-    Rule(("parallel.kind", "parallel.ranks"), single_is_one),
-    Rule(("model",), heads_fit),
     Rule(("diloco.outer",), outer_fits),
     Rule(("diloco.norm_clip",), norm_clip_fits),
     Rule(("evaluation.sets",), sets_have_names),
@@ -290,5 +254,8 @@ RULES = (
     ),
     Rule(("central.url", "central.bundle"), url_is_guarded),
     Rule(("data.kind", "data.files", "data.roots", "data.column"), tokenizer_fits),
-    *(Rule(keys, rule) for keys, rule in (*check_codec.RULES, *check_site.RULES)),
+    *(
+        Rule(keys, rule)
+        for keys, rule in (*check_codec.RULES, *check_model.RULES, *check_site.RULES)
+    ),
 )

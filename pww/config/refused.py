@@ -57,8 +57,9 @@ def explain(errors: "Sequence[ErrorDetails]") -> Iterator[Fault]:
                 yield Fault(key, f"{key}: missing; give {key}=…: {book.allowed(node)}")
             case "union_tag_invalid" | "union_tag_not_found":
                 tags = list(node["discriminator"]["mapping"])
-                key = f"{key}.{node['discriminator']['propertyName']}"
-                given = error["input"].get("kind") if isinstance(error["input"], Mapping) else None
+                tag = node["discriminator"]["propertyName"]
+                key = f"{key}.{tag}"
+                given = error["input"].get(tag) if isinstance(error["input"], Mapping) else None
                 near = did_you_mean(str(given), tags)
                 yield Fault(key, f"{key}={shown(given)}: one of {', '.join(tags)}{near}")
             case _:
@@ -95,6 +96,8 @@ class _Book:
             if "discriminator" in node:
                 node = self._open({"$ref": node["discriminator"]["mapping"][part]})
                 continue
+            if "anyOf" in node:  # the name of the one that was tried
+                continue
             parent = node
             if isinstance(part, int):
                 key, node = f"{key}[{part}]", self._open(node.get("items", {}))
@@ -113,6 +116,8 @@ class _Book:
         if "discriminator" in node:
             kinds = list(node["discriminator"]["mapping"])
             return f"keys, with {node['discriminator']['propertyName']} one of {', '.join(kinds)}"
+        if "anyOf" in node:
+            return ", or ".join(self.allowed(self._open(one)) for one in node["anyOf"])
         match node.get("type"):
             case "integer":
                 return "a whole number" + _bounds(node)

@@ -4,6 +4,7 @@ A schedule over step counts would be wrong for a replica that joins late or take
 """
 
 import math
+from typing import assert_never
 
 from pww.config.schema import Optim
 
@@ -11,17 +12,28 @@ from pww.config.schema import Optim
 def lr_at(progress: float, optim: Optim) -> float:
     """The rate at `progress` (committed / total windows; clamped to [0, 1]).
 
-    Rises linearly from 0 over the first `warmup` of the corpus; then constant, or half a cosine
-    down to `min_lr * lr` at the end.
+    Rises linearly from 0 over the first `warmup` of the corpus. Then it is constant; or goes down
+    to `min_lr * lr` at the end, as half a cosine over all of the rest, or (wsd: warm up, stay,
+    decay) on a line over the last `decay_share` of the corpus.
     """
     p = min(max(progress, 0.0), 1.0)
     if p < optim.warmup:
         return optim.lr * p / optim.warmup
-    if optim.decay == "constant":
-        return optim.lr
-    rest = 1.0 - optim.warmup
-    t = (p - optim.warmup) / rest if rest > 0 else 0.0
-    return optim.lr * (optim.min_lr + (1.0 - optim.min_lr) * 0.5 * (1.0 + math.cos(math.pi * t)))
+    match optim.decay:
+        case "constant":
+            return optim.lr
+        case "cosine":
+            left = 0.5 * (1.0 + math.cos(math.pi * _part(p, optim.warmup)))
+        case "wsd":
+            left = 1.0 - _part(p, 1.0 - optim.decay_share)
+        case _:
+            assert_never(optim.decay)
+    return optim.lr * (optim.min_lr + (1.0 - optim.min_lr) * left)
+
+
+def _part(p: float, start: float) -> float:
+    """How far `p` is from `start` to 1; 0 before, and where there is no way."""
+    return max(p - start, 0.0) / (1.0 - start) if start < 1.0 else 0.0
 
 
 def phase_lrs(progress: float, progress_end: float, num_steps: int, optim: Optim) -> list[float]:

@@ -17,11 +17,17 @@ from pww.trainer.ranks import Ranks
 from pww.transport.tensorfile import TensorReader
 
 NAMES_SHOWN = 5
+WRAPPED = "_checkpoint_wrapped_module."
+"""What activation checkpointing puts into the names below a layer."""
 
 
 def parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """Every parameter once (tied ones under their first name), in the model's order."""
-    yield from model.named_parameters()
+    """Every parameter once (tied ones under their first name), in the model's order.
+
+    A layer that is checkpointed keeps its parameters' names.
+    """
+    for name, parameter in model.named_parameters():
+        yield name.replace(WRAPPED, ""), parameter
 
 
 def reshard(model: nn.Module) -> None:

@@ -1,8 +1,8 @@
 """Our Config as torchtitan's, and what has to hold before. Call `titan_cpu.install` in between."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, assert_never
 
-from pww.config.schema import Config
+from pww.config.schema import Config, Parallel
 from pww.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -41,6 +41,37 @@ def check(config: Config, manifest: "Manifest", *, num_ranks: int) -> None:
         )
 
 
+def shard_ranks(parallel: Parallel, *, num_ranks: int) -> int:
+    """How many ranks share one copy of the model; ddp is FSDP2 whose shards are whole copies.
+
+    torch's own DDP was rejected: it has no mixed precision with fp32 masters, nor sharded state.
+    """
+    match parallel.kind:
+        case "single" | "ddp":
+            return 1
+        case "fsdp":
+            return num_ranks
+        case "hsdp":
+            return parallel.shard_ranks
+        case _:
+            assert_never(parallel.kind)
+
+
+def _recomputed(parallel: Parallel) -> Any:
+    """Torchtitan's policy of what the backward pass computes again. No layer draws at random."""
+    from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
+
+    match parallel.activation_checkpoint:
+        case "none":
+            return None
+        case "selective":
+            return SelectiveAC.Config(preserve_rng_state=False)
+        case "full":
+            return FullAC.Config(preserve_rng_state=False)
+        case _:
+            assert_never(parallel.activation_checkpoint)
+
+
 def engine_config(
     config: Config, *, padded_vocab: int, num_ranks: int, scratch: str
 ) -> "Engine.Config":
@@ -51,7 +82,6 @@ def engine_config(
     """
     from torchtitan.components.checkpointer import CheckpointManager
     from torchtitan.components.loss import CrossEntropyLoss
-    from torchtitan.components.optimizer import OptimizersContainer, ParamGroupConfig
     from torchtitan.config import (
         CommConfig,
         CompileConfig,
@@ -60,39 +90,32 @@ def engine_config(
         TrainingConfig,
     )
 
-    from pww.trainer.titan_data import NoTokenizer, WindowLoader
+    from pww.trainer.titan_data import NoTokenizer
     from pww.trainer.titan_engine import Engine, NoMetrics
+    from pww.trainer.titan_micro import MicroLoader
     from pww.trainer.titan_model import model_spec
+    from pww.trainer.titan_optim import optimizers
     from pww.trainer.titan_schedule import PhaseLRs
 
     optim = config.optim
+    shard = shard_ranks(config.parallel, num_ranks=num_ranks)
     return Engine.Config(
         model_spec=model_spec(
-            config.model, padded_vocab=padded_vocab, gloo=config.site.device == "cpu"
+            config.model,
+            padded_vocab=padded_vocab,
+            gloo=config.site.device == "cpu",
+            seed=config.seed,
         ),
         hf_assets_path=scratch,
         dump_folder=scratch,
         tokenizer=NoTokenizer.Config(),
-        dataloader=WindowLoader.Config(),
+        dataloader=MicroLoader.Config(accumulate=optim.accumulate),
         metrics=NoMetrics.Config(disable_color_printing=True),
         loss=CrossEntropyLoss.Config(global_vocab_size=padded_vocab),
         lr_scheduler=PhaseLRs.Config(),
-        optimizer=OptimizersContainer.Config(
-            param_groups=[
-                ParamGroupConfig(
-                    pattern=".*",
-                    optimizer_name="AdamW",
-                    optimizer_kwargs={
-                        "lr": optim.lr,
-                        "betas": (optim.beta1, optim.beta2),
-                        "eps": 1e-8,
-                        "weight_decay": optim.weight_decay,
-                    },
-                )
-            ]
-        ),
+        optimizer=optimizers(optim),
         training=TrainingConfig(
-            local_batch_size=optim.batch_windows // num_ranks,
+            local_batch_size=optim.batch_windows // (num_ranks * optim.accumulate),
             global_batch_size=optim.batch_windows,
             seq_len=config.model.seq_len,
             max_norm=optim.clip_norm,
@@ -102,10 +125,14 @@ def engine_config(
             disable_cuda_graphs=True,
         ),
         # The only backend whose FSDP works with torch 2.13 and reports the true loss on 2 ranks.
-        parallelism=ParallelismConfig(spmd_backend="partial_dtensor"),
+        parallelism=ParallelismConfig(
+            spmd_backend="partial_dtensor",
+            data_parallel_replicate_degree=num_ranks // shard,
+            data_parallel_shard_degree=shard,
+        ),
         checkpoint=CheckpointManager.Config(enable=False, initial_load_model_only=False),
-        activation_checkpoint=None,
-        compile=CompileConfig(enable=False),
+        activation_checkpoint=_recomputed(config.parallel),
+        compile=CompileConfig(enable=config.parallel.compile),
         debug=DebugConfig(seed=config.seed, enable_structured_logging=False),
         comm=CommConfig(trace_buf_size=0),
     )

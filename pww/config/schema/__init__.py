@@ -17,12 +17,23 @@ from pww.config.schema.codec import (
     TopKCodec,
 )
 from pww.config.schema.data import BpeTokenizer, Data, FileTokenizer
-from pww.config.schema.model import CustomModel, Model, Optim, Parallel, ShippedModel
+from pww.config.schema.model import (
+    AdamW,
+    CustomModel,
+    HfModel,
+    InnerOptim,
+    Model,
+    Muon,
+    Optim,
+    Parallel,
+    ShippedModel,
+)
 from pww.config.schema.outer import Darl, Diloco, Outer, Transport
 from pww.config.schema.run import Checkpoint, Config, Evaluation, EvaluationSet, Metrics, Run, Wandb
 from pww.config.schema.site import InPlace, Partition, Site, Slurm
 
 __all__ = [
+    "AdamW",
     "BpeTokenizer",
     "Central",
     "Checkpoint",
@@ -40,11 +51,14 @@ __all__ = [
     "ExactCodec",
     "FileTokenizer",
     "Fraction",
+    "HfModel",
     "InPlace",
+    "InnerOptim",
     "Keep",
     "LossyCodec",
     "Metrics",
     "Model",
+    "Muon",
     "Name",
     "Optim",
     "Outer",

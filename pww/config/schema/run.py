@@ -8,7 +8,7 @@ from pww.config.schema.base import Name, Positive, Section
 from pww.config.schema.central import Central
 from pww.config.schema.codec import Codec
 from pww.config.schema.data import Data, DataKind
-from pww.config.schema.model import Model, Optim, Parallel
+from pww.config.schema.model import InnerOptim, Model, Parallel
 from pww.config.schema.outer import Darl, Diloco, Transport
 from pww.config.schema.site import Site
 
@@ -83,7 +83,7 @@ class Config(Section):
     darl: Darl
     transport: Transport
     data: Data
-    optim: Optim
+    optim: InnerOptim
     codec: Codec
     evaluation: Evaluation
     metrics: Metrics

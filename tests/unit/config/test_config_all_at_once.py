@@ -133,8 +133,8 @@ def test_values_that_the_schema_refuses() -> None:
             "resume=[1]: text (in quotes)",
             "darl.seed=4611686018427387904: a whole number, 0 or more, less than "
             "4611686018427387904",
-            "optim.foo={a: 1}: no such key; optim has batch_windows, beta1, beta2, clip_norm, "
-            "decay, lr, min_lr, name, warmup, weight_decay",
+            "optim.foo={a: 1}: no such key; optim has accumulate, batch_windows, beta1, beta2, "
+            "clip_norm, decay, decay_share, lr, min_lr, name, warmup, weight_decay",
         ]
     )
 

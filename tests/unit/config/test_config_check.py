@@ -48,13 +48,19 @@ def test_the_defaults_of_every_site_pass(site: str) -> None:
 
 
 def ranks(n: int) -> dict[str, object]:
-    return {"parallel.ranks": n, "site.ranks_per_node": n, "optim.batch_windows": 8 * n}
+    return {
+        "parallel.ranks": n, "parallel.shard_ranks": n, "site.ranks_per_node": n,
+        "optim.batch_windows": 8 * n,
+    }  # fmt: skip
 
 
 COARSE = (
     "bits a parameter, and what it drops is known to cost +32 % loss without error feedback; use "
     "codec.feedback=true, or codec.force=true to do so all the same"
 )
+SIZED = {"seq_len": 64, "tie_embeddings": True, "vocab_multiple": 256, "dtype": "bf16"}
+SHIPPED = {"kind": "shipped", "family": "qwen3", "name": "x", "flavor": "8B", **SIZED}
+HF = {"kind": "hf", "name": "gpt2", "config": "gpt2", "changes": {}, **SIZED}
 TOPK = {"kind": "topk", "keep": 64, "value_bits": 2, "feedback": True, "force": False}
 DCT = {"kind": "dct", "keep": 64, "feedback": True, "force": False}
 INT2 = {"kind": "int2", "feedback": True, "force": False}
@@ -189,6 +195,76 @@ CASES: list[tuple[dict[str, object], list[str]]] = [
         {**ranks(2), "parallel.kind": "single"},
         ["parallel.ranks=2: parallel.kind=single has one rank; use parallel=fsdp"],
     ),
+    (
+        {**ranks(2), "optim.accumulate": 3},
+        [
+            "optim.accumulate=3: must divide the 8 windows that a rank has a step "
+            "(optim.batch_windows=16 over parallel.ranks=2); one of 1, 2, 4, 8"
+        ],
+    ),
+    ({**ranks(2), "optim.accumulate": 8}, []),
+    (
+        {**ranks(4), "parallel.kind": "ddp", "parallel.shard_ranks": 2},
+        [
+            "parallel.shard_ranks=2: with parallel.kind=ddp every rank holds a whole copy; use "
+            "parallel=hsdp for copies that are sharded over some ranks"
+        ],
+    ),
+    ({**ranks(4), "parallel.kind": "ddp", "parallel.shard_ranks": 1}, []),
+    (
+        {**ranks(4), "parallel.shard_ranks": 2},
+        [
+            "parallel.shard_ranks=2: parallel.kind=fsdp shards one copy over all of "
+            "parallel.ranks=4; use parallel=hsdp for copies that are sharded over some ranks"
+        ],
+    ),
+    (
+        {**ranks(4), "parallel.kind": "hsdp", "parallel.shard_ranks": 3},
+        [
+            "parallel.shard_ranks=3: must divide parallel.ranks=4, so that every copy is sharded "
+            "alike; one of 1, 2, 4"
+        ],
+    ),
+    ({**ranks(4), "parallel.kind": "hsdp", "parallel.shard_ranks": 2}, []),
+    (
+        {"model.family": "llama3", "model.head_dim": 32},
+        [
+            "model.head_dim=32: times model.num_heads=4 must be model.dim=64 with "
+            "model.family=llama3, whose heads share the width"
+        ],
+    ),
+    ({"model.head_dim": 32}, []),
+    (
+        {"model": {**SHIPPED, "flavor": "70B", "seq_len": 40961}},
+        [
+            "model.flavor=70B: model.family=qwen3 has 0.6B, 1.7B, 4B, 8B, 14B, 32B",
+            "model.seq_len=40961: at most 40960, what the rotary embedding of qwen3 was made for",
+        ],
+    ),
+    ({"model": {**SHIPPED, "family": "llama3", "flavor": "70B", "seq_len": 40961}}, []),
+    (
+        {"model": {**HF, "changes": {"vocab_size": 5, "tie_word_embeddings": True}}},
+        [
+            "model.changes.tie_word_embeddings: comes from model.tie_embeddings; leave it out",
+            "model.changes.vocab_size: comes from the corpus's tokenizer; leave it out",
+        ],
+    ),
+    (
+        {"model": HF, "parallel.activation_checkpoint": "selective"},
+        [
+            "parallel.activation_checkpoint=selective: knows the layers of torchtitan's models "
+            "only, and model=gpt2 is one of transformers; use none or full"
+        ],
+    ),
+    ({"model": HF, "parallel.activation_checkpoint": "full"}, []),
+    (
+        {"optim.decay": "wsd", "optim.warmup": 0.5, "optim.decay_share": 0.6},
+        [
+            "optim.decay_share=0.6: with optim.warmup=0.5 that is more than the whole corpus; "
+            "together at most 1"
+        ],
+    ),
+    ({"optim.warmup": 0.5, "optim.decay_share": 0.6}, []),
     ({"model.num_kv_heads": 3}, ["model.num_kv_heads=3: must divide model.num_heads=4"]),
     (
         {"model.head_dim": 15},
@@ -316,14 +392,14 @@ CASES: list[tuple[dict[str, object], list[str]]] = [
         ["data.roots=[]: name at least one folder to look for data.files in"],
     ),
     (
-        {"parallel.ranks": 2},
+        {"parallel.ranks": 2, "parallel.shard_ranks": 2},
         [
             "parallel.ranks=2: site.num_nodes=1 x site.ranks_per_node=1 are 1 ranks; leave "
             "parallel.ranks out, or change the nodes"
         ],
     ),
     (
-        {"site.num_nodes": 2, "parallel.ranks": 2},
+        {"site.num_nodes": 2, "parallel.ranks": 2, "parallel.shard_ranks": 2},
         ["site.num_nodes=2: site local has no queue and runs on one node"],
     ),
 ]
@@ -341,6 +417,7 @@ def at(site: str, **keys: object) -> dict[str, object]:
     per_node = int(str(keys.get("ranks_per_node", values["ranks_per_node"])))
     found: dict[str, object] = {
         "parallel.ranks": nodes * per_node,
+        "parallel.shard_ranks": nodes * per_node,
         "optim.batch_windows": nodes * per_node,
         "darl.block_windows": nodes * per_node,
         "site.queue.gpus_per_node": per_node,

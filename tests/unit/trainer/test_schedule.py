@@ -38,6 +38,22 @@ def test_constant_after_the_warm_up() -> None:
     assert [lr_at(p, flat) for p in (0.1, 0.2, 0.7, 1.0)] == pytest.approx([1.0, 2.0, 2.0, 2.0])
 
 
+@pytest.mark.parametrize(
+    ("progress", "expected"),
+    [
+        (0.1, 1.0), (0.2, 2.0), (0.5, 2.0), (0.75, 2.0),  # the fall is over the last quarter
+        (0.875, 2.0 * (0.1 + 0.9 * 0.5)), (0.95, 2.0 * (0.1 + 0.9 * 0.2)), (1.0, 0.2), (1.2, 0.2),
+    ],
+)  # fmt: skip
+def test_wsd_warms_up_stays_and_falls_in_a_line(progress: float, expected: float) -> None:
+    assert lr_at(progress, optim(decay="wsd", decay_share=0.25)) == pytest.approx(expected)
+
+
+def test_wsd_without_a_fall_is_constant() -> None:
+    flat = optim(decay="wsd", decay_share=0.0)
+    assert [lr_at(p, flat) for p in (0.3, 0.9, 1.0)] == [2.0, 2.0, 2.0]
+
+
 def test_no_warm_up_starts_at_the_full_rate() -> None:
     assert lr_at(0.0, optim(warmup=0.0)) == 2.0
 

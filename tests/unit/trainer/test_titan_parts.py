@@ -10,9 +10,11 @@ import torch
 from tiny import PADDED, SEQ_LEN, TinyCorpus, TinyManifest, tiny_config
 from torch import nn
 
+from pww.central.exporting import decoder
+from pww.config import check_model
 from pww.config.schema import ShippedModel
 from pww.errors import ConfigError, DataError, TrainerError
-from pww.trainer import titan_cpu, titan_data, titan_model
+from pww.trainer import titan_cpu, titan_data, titan_init, titan_model
 from pww.trainer.ranks import Ranks
 from pww.trainer.titan import TitanTrainer
 from pww.trainer.titan_config import check
@@ -31,7 +33,7 @@ def test_another_number_of_processes_is_refused() -> None:
 
 def shipped(flavor: str, **over: Any) -> ShippedModel:
     values = {
-        "kind": "shipped", "name": "qwen3", "flavor": flavor, "seq_len": 2048,
+        "kind": "shipped", "family": "qwen3", "name": "x", "flavor": flavor, "seq_len": 2048,
         "tie_embeddings": True, "vocab_multiple": 256, "dtype": "fp32", **over,
     }  # fmt: skip
     return ShippedModel.model_validate(values)
@@ -177,12 +179,100 @@ def test_there_is_no_tokenizer_here() -> None:
     ],
 )  # fmt: skip
 def test_shipped_flavours_have_the_published_sizes(flavor: str, tied: bool, expected: int) -> None:
-    spec = titan_model.model_spec(
-        shipped(flavor, tie_embeddings=tied), padded_vocab=131_328, gloo=True
-    )
+    assert num_parameters(shipped(flavor, tie_embeddings=tied)) == expected
+
+
+def num_parameters(model: ShippedModel) -> int:
+    spec = titan_model.model_spec(model, padded_vocab=131_328, gloo=True)
     with torch.device("meta"):
-        model = spec.model.build()
-    assert sum(p.numel() for p in model.parameters()) == expected
+        return sum(p.numel() for p in spec.model.build().parameters())
+
+
+@pytest.mark.parametrize(
+    ("flavor", "dim", "layers", "heads", "kv_heads", "hidden"),
+    [
+        ("1B", 2048, 16, 32, 8, 8192), ("3B", 3072, 28, 24, 8, 8192),
+        ("8B", 4096, 32, 32, 8, 14336), ("70B", 8192, 80, 64, 8, 28672),
+        ("405B", 16384, 126, 128, 8, 53248),
+    ],
+)  # fmt: skip
+def test_llama_flavours_have_the_published_sizes(
+    flavor: str, dim: int, layers: int, heads: int, kv_heads: int, hidden: int
+) -> None:
+    """The sizes of Meta's model cards, added up by hand."""
+    attention = 2 * dim * dim + 2 * dim * (dim // heads * kv_heads)
+    block = attention + 3 * dim * hidden + 2 * dim
+    untied = layers * block + dim + 2 * 131_328 * dim
+    model = shipped(flavor, family="llama3", tie_embeddings=False)
+    assert num_parameters(model) == untied
+    tied = model.model_copy(update={"tie_embeddings": True})
+    assert num_parameters(tied) == untied - 131_328 * dim
+
+
+def test_the_flavours_are_those_that_torchtitan_has() -> None:
+    from torchtitan.models.llama3 import llama3_configs
+    from torchtitan.models.qwen3 import qwen3_configs
+
+    dense = {n for n in qwen3_configs if not n.startswith("debug") and "-A" not in n}
+    assert dense == set(check_model.FLAVOURS["qwen3"])
+    assert {n for n in llama3_configs if not n.startswith("debug")} == set(
+        check_model.FLAVOURS["llama3"]
+    )
+
+
+def test_an_export_knows_every_llamas_heads() -> None:
+    """No shape of a Llama tells them; a wrong one would turn the wrong rows."""
+    for flavor in check_model.FLAVOURS["llama3"]:
+        model = shipped(flavor, family="llama3")
+        assert decoder(model).family == "llama3"
+        assert decoder(model).head_dim == titan_model.sizes(model).head_dim
+    custom = tiny_config({"model.family": "llama3"}).model
+    assert (decoder(custom).family, decoder(custom).head_dim) == ("llama3", 8)
+    assert decoder(shipped("8B")).family == decoder(tiny_config().model).family == "qwen3"
+
+
+@pytest.mark.parametrize("family", ["qwen3", "llama3"])
+def test_a_layer_starts_like_torchtitans(family: str) -> None:
+    """The standard deviations of the first draws, for the same sizes."""
+    from torchtitan.models.llama3 import model_registry as llama3
+    from torchtitan.models.qwen3 import model_registry as qwen3
+
+    registry = {"qwen3": qwen3, "llama3": llama3}[family]
+    theirs = registry("debugmodel", attn_backend="flex").model
+    over = {
+        "dim": theirs.dim, "num_layers": len(theirs.layers),
+        "num_heads": theirs.layers[0].attention.n_heads,
+        "num_kv_heads": theirs.layers[0].attention.n_kv_heads or 16,
+        "head_dim": theirs.layers[0].attention.head_dim or 16,
+        "hidden_dim": theirs.layers[0].feed_forward.w1.out_features,
+        "tie_embeddings": theirs.enable_weight_tying, "family": family,
+    }  # fmt: skip
+    model = tiny_config({f"model.{name}": value for name, value in over.items()}).model
+    ours = titan_model.model_spec(model, padded_vocab=theirs.vocab_size, gloo=True).model
+    for part in ("w1", "w2", "w3"):
+        assert spread(getattr(ours.layers[3].feed_forward, part)) == pytest.approx(
+            spread(getattr(theirs.layers[3].feed_forward, part)), rel=0.03
+        )
+    assert spread(ours.layers[3].attention.wo) == pytest.approx(
+        spread(theirs.layers[3].attention.wo), rel=0.03
+    )
+    assert spread(ours.lm_head) == pytest.approx(spread(theirs.lm_head), rel=0.03)
+    if not theirs.enable_weight_tying:
+        assert spread(ours.tok_embeddings) == pytest.approx(spread(theirs.tok_embeddings), rel=0.03)
+    for name in ("dim", "theta", "scaling"):
+        assert getattr(ours.layers[0].attention.rope, name) == getattr(
+            theirs.layers[0].attention.rope, name
+        )
+    for name in ("attention_norm", "ffn_norm"):
+        assert getattr(ours.layers[0], name).eps == getattr(theirs.layers[0], name).eps
+
+
+def spread(config: Any) -> float:
+    """The standard deviation of what a configured matrix starts with."""
+    drawn = torch.empty(256, 512)
+    torch.manual_seed(3)
+    config.param_init["weight"](drawn)
+    return float(drawn.std())
 
 
 def test_parameters_have_the_names_of_their_state() -> None:
@@ -196,7 +286,7 @@ def test_parameters_have_the_names_of_their_state() -> None:
 def test_a_whole_draw_of_a_plain_tensor_is_a_draw() -> None:
     drawn, expected = torch.empty(5, 3), torch.empty(5, 3)
     torch.manual_seed(1)
-    titan_model.whole(nn.init.normal_)(drawn)
+    titan_init.whole(nn.init.normal_)(drawn)
     torch.manual_seed(1)
     nn.init.normal_(expected)
     assert torch.equal(drawn, expected)

@@ -1,0 +1,247 @@
+"""Causal language models of `transformers` as torchtitan models: from their configuration, anew.
+
+torchtitan has a backend for them that needs a newer torch, so this is a thin one of our own: FSDP2
+on every layer, the corpus's vocabulary, no weights from elsewhere. Rank 0 draws all weights, by the
+model's own rules, and deals them out: theta(0) does not depend on the number of ranks.
+
+Import after `titan_cpu.install`.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torchtitan.config import TORCH_DTYPE_MAP
+from torchtitan.distributed.fsdp import disable_fsdp_gradient_division
+from torchtitan.protocols.model import BaseModel
+
+from pww.config.faults import did_you_mean
+from pww.config.schema import HfModel
+from pww.errors import ConfigError
+from pww.trainer.shards import WRAPPED, parameters, scatter
+
+PROBE_TOKENS = 8
+
+
+class HfDecoder(BaseModel):  # type: ignore[misc]
+    """Tokens in, logits out."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(BaseModel.Config):  # type: ignore[misc]
+        """What it is built from; text and numbers, since torchtitan writes configurations down."""
+
+        model: str  # an HfModel as JSON
+        padded_vocab: int
+        seed: int
+
+        def update_from_config(self, *, config: object, **given: object) -> None:
+            """Torchtitan's hook: there is nothing left to set."""
+
+        def get_nparams_and_flops(self, model: nn.Module, seq_len: int) -> tuple[int, int]:
+            """Parameters, and 6 operations a token for each (attention's own are left out)."""
+            num = sum(p.numel() for p in model.parameters())
+            return num, 6 * num
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.config = config
+        self.model = _build(config)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Logits of [batch, seq_len] tokens."""
+        logits: torch.Tensor = self.model(input_ids=tokens, use_cache=False).logits
+        return logits
+
+    def verify_module_protocol(self) -> None:
+        """Torchtitan's own modules have to satisfy it; these are not."""
+
+    def init_states(self, *, buffer_device: torch.device | None = None) -> None:
+        """Collective: rank 0 draws the whole model on its CPU, every rank gets its part.
+
+        Raises:
+            ConfigError: on every rank, if a token's logits depend on the tokens after it.
+        """
+        if _model(self.config).tie_embeddings:
+            # `to_empty` has made two tensors of one
+            head, embedding = self.model.get_output_embeddings(), self.model.get_input_embeddings()
+            head.weight = embedding.weight
+        whole: nn.Module | None = None
+        if dist.get_rank() == 0:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(self.config.seed)
+                whole = _build(self.config)
+        device = next(self.model.parameters()).device
+        causal = torch.tensor(whole is None or _is_causal(whole), device=device)
+        dist.broadcast(causal, src=0)
+        if not bool(causal.item()):
+            name = _model(self.config).config
+            raise ConfigError(
+                [
+                    f"model.config={name}: it sees the tokens that it should predict; only causal "
+                    "(decoder-only) models can be trained here"
+                ]
+            )
+        drawn = {} if whole is None else dict(whole.named_parameters())
+        for name, parameter in parameters(self.model):
+            scatter(parameter, drawn[name].detach() if whole is not None else None)
+        made = {} if whole is None else dict(whole.named_buffers())
+        for name, buffer in self.model.named_buffers():
+            if whole is not None:
+                buffer.copy_(made[name.replace(WRAPPED, "")])
+            dist.broadcast(buffer, src=0)
+
+
+def model_config(model: HfModel, *, padded_vocab: int, seed: int) -> HfDecoder.Config:
+    """Torchtitan's configuration of `model`, once `transformers` has agreed to it.
+
+    Raises:
+        ConfigError: `transformers` is not installed, knows no such model or option, or the model
+            does not fit the windows.
+    """
+    config = HfDecoder.Config(model=model.model_dump_json(), padded_vocab=padded_vocab, seed=seed)
+    _check(config)
+    return config
+
+
+def transformers_config(model: HfModel, *, padded_vocab: int) -> Any:
+    """The `PretrainedConfig` that is meant, with our vocabulary and no special tokens."""
+    try:
+        from transformers import AutoConfig, __version__
+    except ImportError as fault:
+        raise ConfigError(
+            [f"model={model.name}: needs transformers ({fault}); pip install 'pww[hf]'"]
+        ) from None
+    ours = {
+        "vocab_size": padded_vocab,
+        "tie_word_embeddings": model.tie_embeddings,
+        # Ids of another vocabulary; a padding id would also freeze its row of the embedding
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "pad_token_id": None,
+    }
+    try:
+        kind, given = _named(model.config)
+        names = sorted(AutoConfig.for_model(kind, **given).to_dict())
+        unknown = [name for name in model.changes if name not in names]
+        if unknown:
+            raise ConfigError(
+                [
+                    f"model.changes.{name}: {model.config} has no such option"
+                    f"{did_you_mean(name, names)}"
+                    for name in unknown
+                ]
+            )
+        # All at once: sizes that follow from others are worked out from these
+        return AutoConfig.for_model(kind, **{**given, **model.changes, **ours})
+    except (OSError, ValueError, TypeError) as fault:
+        text = " ".join(str(fault).split())[:300]
+        raise ConfigError(
+            [
+                f"model.config={model.config}: transformers {__version__} cannot make it ({text});"
+                " give a model type that it knows, such as gpt2 or llama, or a folder with a "
+                "config.json"
+            ]
+        ) from None
+
+
+def _named(config: str) -> tuple[str, dict[str, Any]]:
+    """The model type, and what the folder's config.json says if it is a folder."""
+    if not Path(config).is_dir():
+        return config, {}
+    given = json.loads(Path(config, "config.json").read_text(encoding="utf-8"))
+    return given.pop("model_type", "(none)"), given
+
+
+def parallelize(model: HfDecoder, **given: Any) -> HfDecoder:
+    """Torchtitan's hook: checkpointing, compilation and FSDP2 on every layer, as it has asked."""
+    dims, training = given["parallel_dims"], given["training"]
+    if given["ac_config"] is not None:
+        for name, block in _blocks(model.model):
+            model.model.set_submodule(name, checkpoint_wrapper(block, preserve_rng_state=False))
+    blocks = [block for _, block in _blocks(model.model)]
+    if given["compile_config"].enable:
+        for block in blocks:
+            block.compile()
+    names = ["dp_replicate", "fsdp"] if dims.dp_replicate_enabled else ["fsdp"]
+    how = {
+        "mesh": dims.get_mesh(names),
+        "mp_policy": MixedPrecisionPolicy(
+            param_dtype=TORCH_DTYPE_MAP[training.mixed_precision_param],
+            reduce_dtype=TORCH_DTYPE_MAP[training.mixed_precision_reduce],
+            cast_forward_inputs=False,
+        ),
+    }
+    for block in blocks:
+        fully_shard(block, **how)
+    fully_shard(model, **how)  # embeddings, last norm and output: one unit, so they may be tied
+    disable_fsdp_gradient_division(model)
+    return model
+
+
+def _build(config: HfDecoder.Config) -> Any:
+    """The model on the current device; on the meta device without weights."""
+    from transformers import AutoModelForCausalLM
+
+    hf = transformers_config(_model(config), padded_vocab=config.padded_vocab)
+    return AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call,unused-ignore]
+        hf, attn_implementation="sdpa", dtype=torch.float32, trust_remote_code=False
+    )
+
+
+def _model(config: HfDecoder.Config) -> HfModel:
+    return HfModel.model_validate_json(config.model)
+
+
+def _blocks(model: Any) -> list[tuple[str, nn.Module]]:
+    """The layers that `transformers` itself would keep on one device, wrapped ones included."""
+    names = set(model._no_split_modules or ())
+    found = [n for n, m in model.named_modules() if type(m).__name__ in names]
+    outer = [n.removesuffix(f".{WRAPPED[:-1]}") for n in found]
+    return [(name, model.get_submodule(name)) for name in outer]
+
+
+@torch.no_grad()
+def _is_causal(model: Any) -> bool:
+    """Whether changing the last token leaves the logits of all before it as they were."""
+    num = model.config.vocab_size
+    tokens = torch.arange(PROBE_TOKENS).remainder(num)[None]
+    other = tokens.clone()
+    other[0, -1] = (other[0, -1] + 1) % num
+    model.eval()
+    before, after = (model(input_ids=t, use_cache=False).logits[0, :-1] for t in (tokens, other))
+    return bool(torch.allclose(before, after, rtol=0, atol=1e-6 * float(before.abs().max())))
+
+
+def _check(config: HfDecoder.Config) -> None:
+    """Raises ConfigError on every fault of a configuration that `transformers` accepts."""
+    faults, model = [], _model(config)
+    hf = transformers_config(model, padded_vocab=config.padded_vocab)
+    positions = getattr(hf, "max_position_embeddings", None)
+    if isinstance(positions, int) and model.seq_len > positions:
+        faults.append(
+            f"model.seq_len={model.seq_len}: {model.config} has {positions} positions; use fewer "
+            "tokens, or change that number in model.changes"
+        )
+    with torch.device("meta"):
+        built = _build(config)
+    if any(_draws(module) for module in built.modules()):
+        names = [n for n, v in hf.to_dict().items() if "drop" in n and isinstance(v, float) and v]
+        faults.append(
+            f"model.config={model.config}: it drops activations out at random, and every number of "
+            f"ranks must train the same model; give 0.0 in model.changes to {', '.join(names)}"
+        )
+    if faults:
+        raise ConfigError(faults)
+
+
+def _draws(module: nn.Module) -> bool:
+    """Whether a layer drops out, as a module or by a number of its own."""
+    if isinstance(module, nn.Dropout):
+        return module.p > 0
+    return any("drop" in n and isinstance(v, float) and v > 0 for n, v in vars(module).items())
