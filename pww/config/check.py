@@ -1,8 +1,8 @@
 """Rules across groups: what must fit together before anything starts; each is a small function.
 
 A rule names the keys that it reads, so that it stays silent where one of them is already at fault.
-The network, its ranks and its optimiser are in `check_model`, what a codec does in `check_codec`, what
-a machine wants of a submission in `check_site`.
+The network, its ranks and its optimiser are in `check_model`, what a codec does in `check_codec`,
+what a machine wants of a submission in `check_site`.
 """
 
 import ipaddress
