@@ -35,7 +35,7 @@ class Ends:
     exchange: Exchange
     close: Callable[[tuple[int, ...]], None]
     carriage: Carriage | None = None  # the central's choice of codecs; None: the configuration's
-    retries: Callable[[], int] = lambda: 0  # requests so far that were repeats
+    counts: Callable[[], dict[str, int]] = dict  # of this process so far, by their metrics' names
     transfers: Callable[[], Transfers] = Transfers  # what a carrier moved so far
 
 
@@ -234,12 +234,12 @@ def _federated(
             carrier.close()
         port.close()
 
-    def retries() -> int:
-        carried = 0 if carrier is None else carrier.transfers().retries
-        return port.num_retries + fleet.num_retries + carried
+    def counts() -> dict[str, int]:
+        found = exchange.counts
+        return {**found, "retries": found["retries"] + port.num_retries}
 
     moved = Transfers if carrier is None else carrier.transfers
-    return Ends(session, exchange, close, carriage, retries, moved)
+    return Ends(session, exchange, close, carriage, counts, moved)
 
 
 def _check_size(start: Start, *, theirs_mb: int, ours_mb: int) -> None:

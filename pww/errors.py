@@ -14,6 +14,7 @@
     ├── CentralError            talking to the central
     │   ├── Unreachable         no answer within the deadline; trying again may help
     │   └── Refused             the central answered no, with its reason; trying again will not help
+    ├── NotYet                  what is asked for is on its way; the same call works later
     └── Stopped                 someone asked this process to stop (exit 130)
 
 A message gives the value, the rule and the remedy.
@@ -102,6 +103,10 @@ class Refused(CentralError):
     def __reduce__(self) -> tuple[Any, ...]:
         """Keeps `code` when the error travels from rank to rank."""
         return partial(type(self), code=self.code, retry_after_s=self.retry_after_s), (str(self),)
+
+
+class NotYet(PwwError):
+    """What is asked for is on its way, and nobody waits for it: the same call works later."""
 
 
 class Stopped(PwwError):

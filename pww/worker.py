@@ -152,7 +152,11 @@ def _train(
     if carriage is not None:
         if carriage.codec != codec.name:
             log.info("deltas travel as %s: the central's codec, not %s", carriage.codec, codec.name)
-        outbox.encode_with(codec_named(carriage.codec), feedback=carriage.feedback)
+        codec = codec_named(carriage.codec)
+        outbox.encode_with(codec, feedback=carriage.feedback)
+    if ranks.rank == 0:
+        size_bytes = sum(codec.size_bytes(tuple(shape)) for shape in trainer.shapes().values())
+        log.info("a delta is %.1f MB as %s", size_bytes / 1e6, codec.name)
     metrics = None
     if ends is not None:
         metrics = Metrics(
@@ -168,7 +172,7 @@ def _train(
         stack.callback(lambda: ends.close(_unsent(outbox)))  # the goodbye first: wandb may be slow
     report = Report(
         run, metrics=metrics, outbox=outbox, plan=plan, every_rounds=config.evaluation.every_rounds,
-        clock=clock, retries=None if ends is None else ends.retries,
+        clock=clock, counts=None if ends is None else ends.counts,
         meters=None if ends is None else Meters(
             Hardware.of(config), clock=clock, transfers=ends.transfers
         ),

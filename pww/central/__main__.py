@@ -175,6 +175,15 @@ def _newest_run(root: Path) -> Path:
     return max(ledgers, key=written_s).parent.parent
 
 
+def _say_what_is_a_sites(config: Config) -> None:
+    """A key that would be refused if it did not come along with those that both sides share."""
+    if config.diloco.overlap:
+        log.warning(
+            "diloco.overlap=true has no effect at the central: each site chooses for itself, in "
+            "its own command"
+        )
+
+
 def _start(config: Config) -> int:
     """Serves one run until its corpus is exhausted and every site has been told."""
     roles = config.central.roles
@@ -182,6 +191,7 @@ def _start(config: Config) -> int:
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
+    _say_what_is_a_sites(config)
     folder = paths.run_folder(config)
     from pww.central.service import serve
 

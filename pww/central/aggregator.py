@@ -12,8 +12,9 @@ from pathlib import Path
 from threading import RLock
 from typing import Literal, assert_never
 
-from pww.central.beside import choose
+from pww.central.beside import to_a_phase
 from pww.central.books import Books
+from pww.central.disk_refused import disk_refused
 from pww.central.final import publish_final
 from pww.central.generations import name_of
 from pww.central.kept import Kept
@@ -28,7 +29,7 @@ from pww.central.theta0 import require_ours, write_theta0
 from pww.clock import Clock
 from pww.codec import Codec, codec_named
 from pww.config import schema
-from pww.errors import LeaseError, PayloadError, Refused, StateError
+from pww.errors import LeaseError, PayloadError, Refused
 from pww.wire import Invitation, Offer, RoundReport, Seed, Verdict
 
 log = logging.getLogger(__name__)
@@ -54,9 +55,8 @@ class Aggregator:
 
         Args:
             books: of the run, in this process or another.
-            folder: the central's state folder.
+            folder, clock: the central's state folder, and time.
             diloco: how a round merges.
-            clock: time.
             keep_deltas: merged payloads stay on disk, for a replay.
             down: encodes what sites update theta by; None: they download theta whole.
             shelf: where files are downloaded that are not beside a message.
@@ -115,7 +115,7 @@ class Aggregator:
                 if self._kept is not None:
                     self._kept.keep_theta0(generation.theta)
             except OSError as why:
-                raise _disk("theta(0)", why) from why
+                raise disk_refused("theta(0)", why) from why
             self.books.seed(generation=generation.name, state_hash=generation.info.state_hash)
             self.published.publish(generation)
             self._patience.published(self.clock.monotonic())
@@ -129,6 +129,7 @@ class Aggregator:
 
         Raises:
             StateError: a phase is asked for before theta(0) has come.
+            NotYet: theta is being put where sites fetch it.
         """
         with self._lock:
             books = self.books
@@ -141,21 +142,23 @@ class Aggregator:
                 case "seed":
                     return blank, None
                 case "phase":
-                    current = self.published.current
-                    beside, path = choose(
-                        self.published, holds=holds, inline_bytes=self._inline_bytes,
-                        downloads=self._shelved,
+                    told = {"report": books.report(), "staged": self._staged_of(replica)}
+                    return to_a_phase(
+                        blank.model_copy(update=told), self.published, holds=holds,
+                        inline_bytes=self._inline_bytes, downloads=self._shelved,
                     )  # fmt: skip
-                    told = {
-                        "state_hash": current.info.state_hash, "payload": current.info.theta,
-                        "updates": self.published.updates, "beside": beside,
-                        "report": books.report(),
-                    }  # fmt: skip
-                    return blank.model_copy(update=told), path
                 case _:
                     assert_never(kind)
 
     # ------------------------------------------------------------------------------ deltas
+
+    def has_staged(self, offer: Offer) -> bool:
+        """Whether its payload is here, durable: it need not travel again."""
+        return offer.delta in self._staged_of(offer.replica)
+
+    def _staged_of(self, replica: str) -> tuple[str, ...]:
+        offers = [one.offer for one in self.books.staged() if one.offer.replica == replica]
+        return tuple(one.delta for one in offers if self._store.has(one.delta, one.payload))
 
     def accept(
         self, offer: Offer, payload: Path | None, *, durable: bool = False
@@ -187,7 +190,7 @@ class Aggregator:
                 try:
                     self._store.put(offer.delta, payload, offer.payload, durable=durable)
                 except OSError as why:
-                    raise _disk(f"the payload of delta {offer.delta}", why) from why
+                    raise disk_refused(f"the payload of delta {offer.delta}", why) from why
             return self._book(offer, new=not booked)
 
     def verdict(self, offer: Offer) -> Verdict | None:
@@ -264,7 +267,7 @@ class Aggregator:
                 if why.errno in PASSING:
                     log.warning("round %d waits: %s", number, why)
                     return None
-                raise _disk(f"round {number}", why) from why
+                raise disk_refused(f"round {number}", why) from why
         self._exclude(screened.excluded)
         if result is None:
             log.warning("round %d is void: no delta of it could be merged", number)
@@ -276,7 +279,7 @@ class Aggregator:
             result, [offers[delta] for delta in result.merged],
             round_=number, rejected=self._rejected,
             bytes_received=sum(one.payload.size_bytes for one in offers.values()),
-            merge_seconds=self.clock.monotonic() - start_s,
+            merge_seconds=self.clock.monotonic() - start_s, retries=self.published.retried(),
         )  # fmt: skip
         try:
             self.books.close_round(
@@ -304,7 +307,7 @@ class Aggregator:
                     number, deltas, diloco=self._diloco, state_hash=hash_, down=down
                 )
         except OSError as why:
-            raise _disk(f"round {number}", why) from why
+            raise disk_refused(f"round {number}", why) from why
 
     def _payload_of(self, staged: Staged) -> StagedPayload:
         offer = staged.offer
@@ -339,10 +342,3 @@ class Aggregator:
         for delta in deltas:
             self._store.drop(delta)
             self._checked.pop(delta, None)
-
-
-def _disk(what: str, why: OSError) -> StateError:
-    return StateError(
-        f"{what} could not be written: {why}. Nothing changed and what was received is kept: make "
-        "room on that disk and start the central again"
-    )

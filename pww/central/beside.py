@@ -1,11 +1,33 @@
-"""Which file lies beside an invitation: the update, theta whole, or nothing."""
+"""What an invitation to a phase says of theta, and which file lies beside it."""
 
 from pathlib import Path
 from typing import Literal
 
 from pww.central.published import Published
+from pww.errors import NotYet
+from pww.wire import Invitation
 
 Beside = Literal["theta", "update", "nothing"]
+
+
+def to_a_phase(
+    blank: Invitation, published: Published, *, holds: int, inline_bytes: int, downloads: bool
+) -> tuple[Invitation, Path | None]:
+    """`blank` with the current theta, for a site that has the one of round `holds`.
+
+    Raises:
+        NotYet: what it names is not yet where sites fetch it.
+        StateError: there is no theta yet, or it is damaged.
+    """
+    current = published.current
+    if not published.is_out:
+        raise NotYet(f"theta of round {current.info.round} is on its way to where sites fetch it")
+    beside, path = choose(published, holds=holds, inline_bytes=inline_bytes, downloads=downloads)
+    told = {
+        "state_hash": current.info.state_hash, "payload": current.info.theta,
+        "updates": published.updates, "beside": beside,
+    }  # fmt: skip
+    return blank.model_copy(update=told), path
 
 
 def choose(

@@ -131,6 +131,9 @@ class BlobApp:
             await self._take_piece(await self._aside(find), int(last), headers, scope, receive)
             await _answer(send, 204, b"")
         elif method == "POST" and last is None:
+            key = (digest, size_bytes, replica)
+            if key in self._commits and self._commits[key].done():
+                self._commits.pop(key).exception()  # of an upload whose client never heard it
             begin = partial(self._store.begin, digest, size_bytes, replica=replica)
             state = await self._aside(begin)
             await _answer(send, 200, state.model_dump_json().encode())

@@ -166,7 +166,7 @@ class Deltas:
                     change.lease(state.table.decide_commit(delta))
                 last = {state.pending[delta].offer.replica: delta for delta in ordered}
                 change.then(lambda: state.last_merged.update(last))
-                change.then(lambda: setattr(state, "report", report))
+                change.then(lambda: state.merged(report))
 
     def _check_mergeable(self, merged: Sequence[str], report: RoundReport, number: int) -> None:
         state = self._state

@@ -24,8 +24,17 @@ MANY = 1000
 class Carried(Protocol):
     """Where payloads are that did not come beside a message: each whole, durable and verified."""
 
+    @property
+    def retries(self) -> int:
+        """Requests so far that were repeats."""
+
     def take(self, info: PayloadInfo) -> Path | None:
-        """One for our own use, until `discard`; None if it is not there."""
+        """One for our own use, until `discard`; None if it is not there.
+
+        Raises:
+            NotYet: it is being fetched.
+            OSError: there is no room for it here.
+        """
 
     def discard(self, info: PayloadInfo) -> None:
         """It is not needed any more; nothing happens if there is none."""
@@ -72,6 +81,11 @@ class CentralInbox:
         """Members that are heard from."""
         return self._books.live()
 
+    @property
+    def round(self) -> int:
+        """The round that is current."""
+        return self._books.round
+
     def needs_seed(self) -> bool:
         """Whether theta(0) is still wanted."""
         return self._merger.needs_seed
@@ -79,15 +93,23 @@ class CentralInbox:
     def invitation(
         self, replica: str, kind: Literal["seed", "phase"], *, holds: int = -1
     ) -> tuple[Invitation, Path | None]:
-        """The message for one replica, and the payload beside it."""
+        """The message for one replica, and the payload beside it.
+
+        Raises:
+            NotYet: theta, or what leads to it, is not yet where sites fetch it.
+        """
         return self._merger.invitation(replica, kind, holds=holds)
 
     def accept_seed(self, seed: Seed, payload: Path | None) -> None:
-        """theta(0); the first one wins.
+        """theta(0); the first one wins, a late one is removed.
 
         Raises:
             PayloadError: it was announced as carried and is not there.
+            NotYet: it is being fetched.
         """
+        if not self._merger.needs_seed:
+            self._done_with(seed.payload, payload)
+            return
         path = self._carrying(seed.payload) if payload is None else payload
         self._merger.accept_seed(seed, path)
         self._done_with(seed.payload, payload)
@@ -98,17 +120,19 @@ class CentralInbox:
 
         Raises:
             PayloadError: its payload was announced as carried and is not there.
+            NotYet: it is being fetched.
         """
         path = payload
-        if offer.carried and self._merger.verdict(offer) is None:
+        named = offer.carried and self._merger.verdict(offer) is None
+        if named and not self._merger.has_staged(offer):
             path = self._carrying(offer.payload)
         try:
             verdict = self._merger.accept(offer, path, durable=offer.carried)
         except (Refused, PayloadError):  # it is no use, or damaged: the site brings it again
-            if offer.carried:
+            if named and path is not None:
                 self._done_with(offer.payload, payload)
             raise
-        if offer.carried or payload is not None:  # else it names what may be another one's
+        if named or payload is not None:  # else it names what may be another one's
             self._done_with(offer.payload, payload)  # the aggregator has its own, durable
         told = offer.metrics
         if verdict is not None and verdict.outcome == "rejected":

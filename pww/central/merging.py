@@ -18,7 +18,7 @@ from pww.central.blob_http import BlobApp
 from pww.central.blobs import BlobStore
 from pww.central.books import Books
 from pww.central.books_socket import path_in
-from pww.central.carried import Blobs, Objects
+from pww.central.carried import Blobs
 from pww.central.door import Door, Identity
 from pww.central.ending import complete, coverage_line, refuse_complete
 from pww.central.exporting import export_final
@@ -26,6 +26,7 @@ from pww.central.inbox import NOTED_BYTES, CentralInbox
 from pww.central.ledger import FILE
 from pww.central.listening import Listening, listen
 from pww.central.member_follower import MemberFollower
+from pww.central.objects import Objects
 from pww.central.remote_books import RemoteBooks
 from pww.central.same_settings import require_same
 from pww.clock import Clock
@@ -167,7 +168,9 @@ def _ways(
         config.transport.url, clock=clock, stop=stop, random=np.random.default_rng()
     )
     stack.callback(carrier.close)
-    return None, Objects(carrier, state / "objects", clock=clock, stop=stop)
+    objects = Objects(carrier, state / "objects", clock=clock, stop=stop)
+    stack.callback(objects.close)
+    return None, objects
 
 
 def open_link(

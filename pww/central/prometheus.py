@@ -21,7 +21,7 @@ BLOCK_STATES = ("committed", "leased", "unassigned", "quarantined")
 
 
 class _Collector:
-    """One look at the run; gauges are of this moment, counters of the whole run."""
+    """One look at the run; gauges are of this moment, counters of the run or of this process."""
 
     def __init__(self, status: Status) -> None:
         self._status = status
@@ -30,7 +30,11 @@ class _Collector:
         status, run = self._status, [self._status["run"]]
         merges = CounterMetricFamily("pww_merges", "Rounds merged.", labels=["run"])
         merges.add_metric(run, status["merges"])
-        yield merges
+        retries = CounterMetricFamily(
+            "pww_carrier_retries", "Repeated requests to the object store.", labels=["run"]
+        )
+        retries.add_metric(run, status["retries"])
+        yield from (merges, retries)
         blocks = GaugeMetricFamily("pww_blocks", "Blocks by state.", labels=["run", "state"])
         for state in BLOCK_STATES:
             blocks.add_metric([*run, state], status["coverage"][state])  # type: ignore[literal-required]

@@ -25,8 +25,15 @@ class Shelf(Protocol):
     def publish(self, info: PayloadInfo, path: Path) -> None:
         """An immutable file may be downloaded from now on."""
 
+    def has(self, info: PayloadInfo) -> bool:
+        """Whether it can be, by now: what is far away takes its time."""
+
     def withdraw(self, info: PayloadInfo) -> None:
         """It may not any more."""
+
+    @property
+    def retries(self) -> int:
+        """Requests so far that were repeats."""
 
 
 class Published:
@@ -39,12 +46,25 @@ class Published:
         self._shelved: dict[Digest, PayloadInfo] = {}
         self._current: Generation | None = None
         self._sound: Sound = sound
+        self._retries = 0
         self.shapes: Shapes = {}
 
     @property
     def is_there(self) -> bool:
         """Whether theta(0) has come."""
         return self._current is not None
+
+    @property
+    def is_out(self) -> bool:
+        """Whether sites can fetch all that leads to the current theta."""
+        return self._shelf is None or all(map(self._shelf.has, self._shelved.values()))
+
+    def retried(self) -> int:
+        """The shelf's requests that were repeats, since this was asked for the last time."""
+        if self._shelf is None:
+            return 0
+        before, self._retries = self._retries, self._shelf.retries
+        return self._retries - before
 
     @property
     def current(self) -> Generation:

@@ -20,6 +20,7 @@ def round_report(
     rejected: Sequence[str],
     bytes_received: int,
     merge_seconds: float,
+    retries: int = 0,
 ) -> RoundReport:
     """What the merge of `offers` did; `rejected` are "site/a: reason" since the merge before."""
     shares = [offer.tokens / result.tokens for offer in offers]
@@ -39,6 +40,7 @@ def round_report(
         drift_max=max(drifts),
         bytes_received=bytes_received,
         merge_seconds=merge_seconds,
+        retries=retries,
         tokens_per_s=math.fsum(told.tokens_per_s for told in newest),
         mfu=_mfu([told.gauges for told in newest]),
     )

@@ -83,9 +83,16 @@ class State:
         self._moved = False  # memory is ahead of the disk
         self._news: list[Callable[[], object]] = []
         self._lost = False  # … and stays so: the ledger could not be read again
+        self.report: RoundReport | None = None
+        self.retries = 0  # of the aggregator, told with its rounds, since this process began
         with intact(ledger.path):
             self._ensure_run(new_run)
         self._load()
+
+    def merged(self, report: RoundReport) -> None:
+        """Takes note of a round that is durable."""
+        self.report = report
+        self.retries += report.retries
 
     @contextmanager
     def batch(self) -> Iterator[bool]:

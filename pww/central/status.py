@@ -84,6 +84,7 @@ class Status(TypedDict):
     agreement: float  # likewise
     left_s: float  # until the end at the live members' speed; -1: nobody was measured
     pending_deltas: int
+    retries: int  # of the central's own carrier, since this process began
 
 
 def status_of(state: State) -> Status:
@@ -137,6 +138,7 @@ def status_of(state: State) -> Status:
             agreement=0.0 if report is None else report.agreement,
             left_s=_left_s(state),
             pending_deltas=len(state.pending),
+            retries=state.retries,
         )
 
 

@@ -47,8 +47,7 @@ class RandomKRows:
         """
         _, sizes = self._stretches(rows)
         largest = float(sizes.max()) if self._scaled else 1.0
-        low, high = (float(end) for end in torch.aminmax(rows))
-        if not is_finite(torch.tensor([low, high]) * largest):
+        if not is_finite(torch.stack(torch.aminmax(rows)) * largest):
             raise NotFiniteError(TOO_LARGE)
         counters = torch.arange(rows.shape[0], device=rows.device) + seed % COUNTERS
         keys = _mixed(_mixed(counters & MASK) ^ (counters % COUNTERS >> 32))

@@ -1,8 +1,8 @@
 """Rules across groups: what must fit together before anything starts; each is a small function.
 
 A rule names the keys that it reads, so that it stays silent where one of them is already at fault.
-The network, its ranks and its optimiser are in `check_model`; what a machine wants of a submission
-is in `check_site`.
+The network, its ranks and its optimiser are in `check_model`, what a codec does in `check_codec`,
+what a machine wants of a submission in `check_site`.
 """
 
 import ipaddress
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from pww.config import check_model, check_site
+from pww.config import check_codec, check_model, check_site
 from pww.config.schema import Config
 
 
@@ -90,25 +90,6 @@ def norm_clip_fits(config: Config) -> Iterator[str]:
         yield (
             f"diloco.norm_clip={clip:g}: below 1 it would shrink deltas of ordinary length; use 1 "
             "or more, or 0 for no clipping"
-        )
-
-
-def coarse_has_feedback(config: Config) -> Iterator[str]:
-    """What 2 bits and fewer lose must come back, unless someone insists."""
-    codec = config.codec
-    if codec.kind not in ("int2", "sign", "topk"):
-        return
-    coarse = codec.kind != "topk" or codec.value_bits == 2
-    if coarse and not codec.feedback and not codec.force:
-        yield (
-            f"codec.feedback=false: {codec.name} keeps 2 bits of a value or fewer, known to cost "
-            "+32 % loss without error feedback; use codec.feedback=true, or codec.force=true to "
-            "do so all the same"
-        )
-    elif codec.force and (codec.feedback or not coarse):
-        yield (
-            f"codec.force=true: has no effect with codec.feedback={str(codec.feedback).lower()} "
-            f"and {codec.name}, where nothing is refused; leave it out"
         )
 
 
@@ -257,7 +238,6 @@ RULES = (
     Rule(("diloco.outer",), outer_fits),
     Rule(("diloco.norm_clip",), norm_clip_fits),
     Rule(("evaluation.sets",), sets_have_names),
-    Rule(("codec",), coarse_has_feedback),
     Rule(("darl.heartbeat_s", "darl.detect_s", "darl.ttl_floor_s"), heartbeats_fit),
     Rule(("transport.retry_first_s", "transport.retry_max_s"), retries_fit),
     Rule(("transport.kind", "transport.url"), url_fits_the_way),
@@ -274,5 +254,8 @@ RULES = (
     ),
     Rule(("central.url", "central.bundle"), url_is_guarded),
     Rule(("data.kind", "data.files", "data.roots", "data.column"), tokenizer_fits),
-    *(Rule(keys, rule) for keys, rule in (*check_model.RULES, *check_site.RULES)),
+    *(
+        Rule(keys, rule)
+        for keys, rule in (*check_codec.RULES, *check_model.RULES, *check_site.RULES)
+    ),
 )

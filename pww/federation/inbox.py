@@ -38,16 +38,30 @@ class Inbox(Protocol):
         """The message for one replica, and the payload file beside it. Asked for often.
 
         `holds`: the newest round whose theta it has for certain, -1 if that is not known.
+
+        Raises:
+            NotYet: what the message names cannot be fetched yet.
         """
+
+    @property
+    def round(self) -> int:
+        """The round that is current."""
 
     def accept_offer(self, offer: Offer, payload: Path | None) -> Verdict | None:
         """A delta; its verdict if there is one already. The file is gone afterwards.
 
         Without a file its payload was carried, or it has none.
+
+        Raises:
+            NotYet: what was carried is being fetched: hand the delta in again.
         """
 
     def accept_seed(self, seed: Seed, payload: Path | None) -> None:
-        """theta(0); the first one wins. The file is gone afterwards. None: it was carried."""
+        """theta(0); the first one wins. The file is gone afterwards. None: it was carried.
+
+        Raises:
+            NotYet: as `accept_offer`.
+        """
 
     def tick(self) -> None:
         """Time passes: leases expire, a due round closes."""

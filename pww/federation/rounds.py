@@ -4,7 +4,8 @@ Each live member holds one instruction. The site that answers it gets the next o
 delta has a verdict or the round has moved on; closing a round cancels nobody's instruction, since
 flwr drops the reply to a cancelled one without an error. A node that came back from an offline time
 or activated itself again holds nothing any more, and is invited anew. What a member sends is his
-only if he holds the instruction that it answers.
+only if he holds the instruction that it answers. Nobody waits for a payload that is being fetched:
+its message is handed in again each turn until it is there.
 """
 
 import logging
@@ -21,7 +22,7 @@ from flwr.serverapp.strategy import Strategy
 from sqlalchemy.exc import SQLAlchemyError
 
 from pww.clock import Clock
-from pww.errors import PwwError
+from pww.errors import NotYet, PwwError
 from pww.federation.inbox import Inbox, Node
 from pww.federation.records import PAYLOAD, REPLY, pack, pack_payload, payload_of, unpack
 from pww.federation.superlink import EmbeddedSuperLink, canonical_key
@@ -48,6 +49,7 @@ class _Member:
     not_before_s: float = 0.0
     invited: int = -1  # round of the theta that its instruction is about
     holds: int = -1  # newest round whose theta it has for certain; -1: not known
+    coming: Offer | Seed | None = None  # its reply, whose payload is being fetched
 
 
 class Rounds(Strategy):  # type: ignore[misc]
@@ -107,6 +109,9 @@ class Rounds(Strategy):  # type: ignore[misc]
         replies = grid.pull_messages(i for i in held if i)
         if replies:
             self.aggregate_train(self._round, replies)
+        for member in self._members.values():
+            if member.coming is not None:
+                self._use(member, member.coming, None)
         self._inbox.tick()
         self._reconcile(online)
         seeding = self._inbox.needs_seed()
@@ -195,10 +200,13 @@ class Rounds(Strategy):  # type: ignore[misc]
         idle = [  # in the order in which they came: the first one seeds the run
             m
             for m in self._members.values()
-            if not m.instruction and m.node_id in online and now_s >= m.not_before_s
+            if not m.instruction and m.coming is None
+            if m.node_id in online and now_s >= m.not_before_s
         ]
         if not seeding:
             return idle
+        if any(isinstance(m.coming, Seed) for m in self._members.values()):
+            return []  # theta(0) is being fetched
         if self._claim in self._members and now_s < self._claim_until_s:
             return [m for m in idle if m.who.incarnation == self._claim]
         # Somebody else's turn, if there is somebody else.
@@ -211,7 +219,10 @@ class Rounds(Strategy):  # type: ignore[misc]
 
     def _invite(self, member: _Member, kind: Literal["seed", "phase"]) -> None:
         """Sends the standing instruction, unless the member still waits for a verdict."""
-        invitation, path = self._inbox.invitation(member.who.replica, kind, holds=member.holds)
+        try:
+            invitation, path = self._inbox.invitation(member.who.replica, kind, holds=member.holds)
+        except NotYet:
+            return  # the next turn asks again
         known = {verdict.delta for verdict in invitation.verdicts}
         told = member.verdict
         if told is not None and told.delta not in known:
@@ -240,9 +251,6 @@ class Rounds(Strategy):  # type: ignore[misc]
         self._round = invitation.round
         if member.instruction:
             member.delivered, member.verdict = "", None
-
-    def _round_now(self, member: _Member) -> int:
-        return self._inbox.invitation(member.who.replica, "phase")[0].round
 
     def _arrays(self, invitation: Invitation, path: Path | None) -> ArrayRecord:
         """The file beside an invitation as a record; packed and stored once for all members."""
@@ -284,13 +292,26 @@ class Rounds(Strategy):  # type: ignore[misc]
                 )  # fmt: skip
                 member.not_before_s = self._clock.monotonic() + PAUSE_S
                 return False
-            member.holds = max(member.holds, member.invited)
+        except PwwError as fault:
+            return self._useless(member, fault)
+        member.holds = max(member.holds, member.invited)
+        return self._use(member, reply, data)
+
+    def _use(self, member: _Member, reply: Offer | Seed, data: bytes | None) -> bool:
+        """Hands a reply in, again if its payload had to be fetched."""
+        member.coming = None
+        try:
             self._hand_over(member, reply, data)
+        except NotYet:
+            member.coming = reply
         except (PwwError, OSError) as fault:
-            log.error("a reply of %s cannot be used: %s", member.who.replica, fault)
-            member.not_before_s = self._clock.monotonic() + PAUSE_S
-            return False
+            return self._useless(member, fault)
         return True
+
+    def _useless(self, member: _Member, fault: Exception) -> bool:
+        log.error("a reply of %s cannot be used: %s", member.who.replica, fault)
+        member.not_before_s = self._clock.monotonic() + PAUSE_S
+        return False
 
     def _hand_over(self, member: _Member, reply: Offer | Seed, data: bytes | None) -> None:
         path = self._folder / f"{reply.incarnation}.payload"
@@ -300,11 +321,10 @@ class Rounds(Strategy):  # type: ignore[misc]
                 path.write_bytes(data)
             match reply:
                 case Seed():
-                    if self._inbox.needs_seed():
-                        self._inbox.accept_seed(reply, target)
+                    self._inbox.accept_seed(reply, target)
                 case Offer():
                     member.verdict = self._inbox.accept_offer(reply, target)
                     member.delivered = reply.delta
-                    member.delivered_round = self._round_now(member)
+                    member.delivered_round = self._inbox.round
         finally:
             path.unlink(missing_ok=True)

@@ -14,7 +14,7 @@ Chunks bound the scratch memory and change no bit, since every line works on eac
 import statistics
 import struct
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 
@@ -60,20 +60,6 @@ def norm_clips(norms: Sequence[float], limit: float) -> list[float]:
         return [1.0] * len(norms)
     longest = limit * statistics.median(norms)
     return [longest / norm if norm > longest else 1.0 for norm in norms]
-
-
-def accumulate(deltas: Iterable[torch.Tensor], weights: Sequence[float]) -> torch.Tensor:
-    """`sum_i p_i * delta_i` in the order given; reads one delta at a time and changes none."""
-    assert weights, "nothing to accumulate"
-    source = iter(deltas)
-    total = next(source) * weights[0]
-    for weight in weights[
-        1:
-    ]:  # no `for` over the deltas: it would hold one while fetching the next
-        delta = next(source)
-        add_weighted_(total, delta, weight)
-        del delta
-    return total
 
 
 def add_weighted_(total: torch.Tensor, delta: torch.Tensor, weight: float) -> None:

@@ -55,7 +55,7 @@ def carrier_of(
 def _words(carriage: Carriage) -> str:
     small = f"up to {carriage.inline_mb} MB in messages, larger ones "
     if carriage.url:
-        from pww.transport.fsspec_carrier import without_credentials
+        from pww.transport.fsspec_place import without_credentials
 
         return small + "by " + without_credentials(carriage.url)
     return small + ("by its blob store" if carriage.blob_port else "not at all")

@@ -16,7 +16,7 @@ from pww.errors import CentralError, PayloadError, Refused, Stopped
 from pww.federation.fleet import FleetSite, Instruction
 from pww.federation.fleet_client import NotAdmitted
 from pww.federation.records import INVITATION, MB, describe, pack, pack_payload, unpack
-from pww.replica.thetas import Came, Thetas
+from pww.replica.thetas import Thetas
 from pww.transport.carrier import Carrier
 from pww.transport.exchange import Theta
 from pww.wire import Offer, PayloadInfo, Seed, Verdict
@@ -80,11 +80,17 @@ class FederatedExchange:
         self._held: Instruction | None = None
         self._theta: Theta | None = None  # of the invitation in hand
         self._verdicts: dict[str, Verdict] = {}
+        self._staged: frozenset[str] = frozenset()  # deltas that the central holds, by then
 
     @property
-    def came(self) -> Came:
-        """How thetas came so far."""
-        return self._thetas.came
+    def counts(self) -> dict[str, int]:
+        """What was done so far: how thetas came, and tries that had to be repeated."""
+        came = self._thetas.came
+        carried = 0 if self._carrier is None else self._carrier.transfers().retries
+        return {
+            "retries": self._fleet.num_retries + carried, "theta_whole": came.whole,
+            "theta_updates": came.updates, "theta_repairs": came.repairs,
+        }  # fmt: skip
 
     def pull(self, newest: int = 0) -> Theta:
         """The newest published theta_outer, of round `newest` or later; seeds theta(0) if asked to.
@@ -120,7 +126,6 @@ class FederatedExchange:
             Refused: as `pull`.
         """
         carried = offer.finite and self._is_carried(offer.payload)
-        offer = offer.model_copy(update={"carried": carried})
         arrays = None
         if offer.finite and not carried:
             arrays = pack_payload(payload, offer.payload, limit_mb=self._limit_mb)
@@ -129,9 +134,13 @@ class FederatedExchange:
             if self._held is None:
                 self._await(what)
                 continue  # its verdict may have come with the invitation
-            if carried and not self._carry(payload, offer.payload):
+            here = offer.delta in self._staged  # before it was started again, say
+            if here:
+                log.info("the central has this delta already: its payload is not sent again")
+            elif carried and not self._carry(payload, offer.payload):
                 continue
-            if not self._reply(self._held, offer, arrays):
+            told = offer.model_copy(update={"carried": carried or here})
+            if not self._reply(self._held, told, None if here else arrays):
                 log.info(
                     "the central does not take this answer any more; the delta is offered again"
                 )
@@ -194,6 +203,7 @@ class FederatedExchange:
                 self._verdicts[verdict.delta] = verdict
             while len(self._verdicts) > REMEMBERED:
                 del self._verdicts[next(iter(self._verdicts))]
+            self._staged = frozenset(invitation.staged)
             if invitation.kind == "phase":
                 self._theta = self._thetas.receive(invitation, data)
                 self._held = instruction

@@ -60,15 +60,15 @@ class Report:
         plan: PhasePlan,
         every_rounds: int,
         clock: Clock,
-        retries: Callable[[], int] | None = None,
+        counts: Callable[[], dict[str, int]] | None = None,
         meters: Meters | None = None,
     ) -> None:
-        """`retries` counts the requests that were repeats, over the life of this process."""
+        """`counts` are of this process so far, such as its retries; a row has what was added."""
         self.meters = meters or Meters(Hardware(), clock=clock)
         self._run, self._metrics, self._outbox, self._plan = run, metrics, outbox, plan
         self._every, self._clock = every_rounds, clock
         self._tokens_total = 0 if outbox.last is None else outbox.last.tokens_total
-        self._retries, self._retried = retries or (lambda: 0), 0
+        self._counts, self._counted = counts or dict, dict[str, int]()
         self._saved_s = 0.0
         self._evaluated = -1
         self._row: dict[str, Any] | None = None
@@ -169,15 +169,15 @@ class Report:
         told = _measured(entry)
         if not entry.offer.finite and told["loss"] == 0.0:
             told["loss"] = math.nan  # a message cannot say so
-        before, self._retried = self._retried, self._retries()
-        retried = self._retried - before
+        before, self._counted = self._counted, self._counts()
+        added = {name: count - before.get(name, 0) for name, count in self._counted.items()}
         self._row = {
             "step": entry.step, "round": verdict.round, "tokens": entry.tokens_total,
             "loss": told.pop("loss"), "base_round": entry.offer.base_round,
             "outcome": verdict.outcome, "reason": verdict.reason, "delta": entry.offer.delta,
             "bytes_sent": entry.offer.payload.size_bytes,
             "exchange_seconds": self.meters.exchange_s, "checkpoint_seconds": self._saved_s,
-            "retries": retried,
+            "retries": 0, **added,
             "phase_tokens": told.pop("tokens"), **told,
         }  # fmt: skip
         if not merged:

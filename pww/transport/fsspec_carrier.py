@@ -2,12 +2,12 @@
 
 An object's name is its digest, so that a name is never given to other bytes. S3 shows an object
 when its upload is complete; everywhere else it is written under another name and renamed. Downloads
-are ranges over several connections and go on after a crash; an upload begins anew. Nobody checks
-bytes at the other end, so they are checked here: before they are sent, and when they are fetched.
+are ranges over several connections and go on after a crash; an upload begins anew, and its deadline
+counts from the last byte that moved. Nobody checks bytes at the other end, so they are checked
+here: before they are sent, and when they are fetched.
 """
 
 import logging
-import os
 import secrets
 import threading
 from collections.abc import Callable, Mapping
@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pww.clock import Clock
-from pww.errors import CentralError, PayloadError, PwwError, StateError, Stopped
+from pww.errors import CentralError, PayloadError, Stopped
 from pww.folder import sync_folder
 from pww.transport.carrier import Meter, Transfers, Tuning, must_fit
-from pww.transport.digest import file_digest
+from pww.transport.fsspec_place import Place
+from pww.transport.fsspec_upload import STOPPED, Upload, words
 from pww.transport.piece_file import PieceFile, WrongDigest
 from pww.transport.retry import Retry, TryAgain, Uniform
 from pww.transport.streams import Progress, Streams
@@ -30,7 +31,6 @@ T = TypeVar("T")
 S3_PART, S3_PARTS = 8 << 20, 9_000
 """S3 takes an object in ten thousand parts at most; four of them are in memory at a time."""
 S3_STREAMS = 4
-STOPPED = "stopped in the middle of an upload; it begins anew"
 
 
 class FsspecCarrier:
@@ -52,87 +52,71 @@ class FsspecCarrier:
             StateError: the package for this kind of URL is not installed.
             CentralError: fsspec knows no such URL.
         """
-        import fsspec
-
-        self._shown = without_credentials(url)
-        try:
-            self._fs, self._root = fsspec.core.url_to_fs(
-                url, **{**_defaults(url), **(options or {})}
-            )
-        except ImportError as why:
-            raise StateError(
-                f"{self._shown} needs a package that is not installed ({why}): for s3:// it is "
-                "pip install 'pww[s3]'"
-            ) from why
-        except ValueError as why:
-            raise CentralError(
-                f"{self._shown} is no URL that fsspec can open ({why}): give one like "
-                "s3://bucket/run or file:///shared/run"
-            ) from None
-        protocols = self._fs.protocol
-        self._protocols = (protocols,) if isinstance(protocols, str) else tuple(protocols)
-        self._url, self._tuning, self._clock = url, tuning or Tuning(), clock
+        self._place = Place(url, options or {})
+        self._fs, self._shown = self._place.fs, self._place.shown
+        self._tuning, self._clock = tuning or Tuning(), clock
         self._stop, self._random, self._meter = stop, random, Meter()
 
     def put(self, path: Path, info: PayloadInfo) -> None:
         """Uploads `path`; see `Carrier.put`."""
         must_fit(path, info)
-        with path.open("rb") as file:
-            found = file_digest(file)
-        if found != info.digest:
-            raise PayloadError(
-                f"{path.name} has BLAKE3 {found}, announced was {info.digest}: write it again"
-            )
         if self._stop.is_set():
             raise Stopped(STOPPED)
-        retry, progress = self._retry(self._stop), self._progress("uploading", info)
+        retry = self._retry(self._stop)
+        upload = Upload(info, self._clock, self._stop)
+        start_s, sent = self._clock.monotonic(), False
         try:
-            call = partial(self._guarded, partial(self._put, path, info, progress))
-            retry.run(call, what="an upload")
+            call = partial(self._place.guarded, partial(self._put, path, info, upload))
+            sent = retry.run(call, what="an upload", moved_s=lambda: upload.moved_s)
         finally:
             self._meter.add(
                 Transfers(
-                    num_up=1, bytes_up=progress.moved_bytes, retries=retry.num_retries,
-                    seconds_up=progress.end(),
+                    num_up=1, bytes_up=info.size_bytes if sent else 0, retries=retry.num_retries,
+                    seconds_up=self._clock.monotonic() - start_s,
                 )
             )  # fmt: skip
+        upload.progress.end()
 
-    def _put(self, path: Path, info: PayloadInfo, progress: Progress) -> None:
-        name = self._name(info.digest)
-        if self._size(name) == info.size_bytes:
-            return
-        if "s3" in self._protocols:
+    def _put(self, path: Path, info: PayloadInfo, upload: Upload) -> bool:
+        """One try; False if it was there."""
+        name = self._place.name(info.digest)
+        if self._place.size(name) == info.size_bytes:
+            return False
+        upload.begin(path)
+        if "s3" in self._place.protocols:
             part = max(S3_PART, -(-info.size_bytes // S3_PARTS))
             self._fs.put_file(
-                str(path), name, callback=self._watch(progress), chunksize=part,
+                str(path), name, callback=upload.callback(streams=S3_STREAMS), chunksize=part,
                 max_concurrency=S3_STREAMS,
             )  # fmt: skip
         else:
-            self._put_and_rename(path, name, progress)
-        size_bytes = self._size(name)
+            self._put_and_rename(path, name, upload)
+        size_bytes = self._place.size(name)
         if size_bytes != info.size_bytes:
             raise TryAgain(f"{size_bytes} bytes are there after an upload of {info.size_bytes}")
-        progress.add(info.size_bytes)
+        return True
 
-    def _put_and_rename(self, path: Path, name: str, progress: Progress) -> None:
-        self._fs.makedirs(self._root, exist_ok=True)
+    def _put_and_rename(self, path: Path, name: str, upload: Upload) -> None:
+        self._fs.makedirs(self._place.root, exist_ok=True)
         part = f"{name}.{secrets.token_hex(4)}.part"
+        local = "file" in self._place.protocols
         try:
-            self._fs.put_file(str(path), part, callback=self._watch(progress))
-            if "file" in self._protocols:
-                with open(part, "rb") as file:
-                    os.fsync(file.fileno())
+            if local:
+                upload.copy(path, Path(part))
+            else:
+                self._fs.put_file(str(path), part, callback=upload.callback(streams=1))
             self._fs.mv(part, name)
         except BaseException:
             if self._fs.exists(part):
                 self._fs.rm_file(part)
             raise
-        if "file" in self._protocols:
-            sync_folder(Path(self._root))
+        if local:
+            sync_folder(Path(self._place.root))
 
     def get(self, info: PayloadInfo, path: Path) -> None:
         """Downloads to `path`; see `Carrier.get`."""
-        progress = self._progress("downloading", info)
+        progress = Progress(words("downloading", info), total_bytes=info.size_bytes,
+                            clock=self._clock)  # fmt: skip
         try:
             try:
                 self._get(info, path, progress)
@@ -151,9 +135,9 @@ class FsspecCarrier:
             )
 
     def _get(self, info: PayloadInfo, path: Path, progress: Progress) -> None:
-        name = self._name(info.digest)
+        name, guarded = self._place.name(info.digest), self._place.guarded
         retry = self._retry(self._stop)
-        size_bytes = retry.run(lambda: self._guarded(lambda: self._size(name)), what="a question")
+        size_bytes = retry.run(lambda: guarded(lambda: self._place.size(name)), what="a question")
         if size_bytes != info.size_bytes:
             there = "is not there" if size_bytes < 0 else f"has {size_bytes} bytes there"
             raise CentralError(
@@ -169,7 +153,7 @@ class FsspecCarrier:
 
         def fetch(peer: _NoPeer, number: int) -> None:
             start, stop = file.span(number)
-            data = self._guarded(lambda: self._fs.cat_file(name, start=start, end=stop))
+            data = guarded(lambda: self._fs.cat_file(name, start=start, end=stop))
             if len(data) != stop - start:
                 raise TryAgain(f"{len(data)} bytes came of {stop - start}")
             file.write(data, start)
@@ -188,19 +172,30 @@ class FsspecCarrier:
             file.close()
             self._meter.add(Transfers(retries=retry.num_retries + pieces_retry.num_retries))
 
-    def remove(self, digest: str) -> None:
-        """Removes an object; nothing happens if there is none.
+    def remove(self, name: str) -> None:
+        """Removes an object, or what `contents` names; nothing happens if there is none.
 
         Raises:
             CentralError: that is not allowed, or there was no answer within the deadline.
+            Stopped: somebody asked to stop.
         """
-        name = self._name(digest)
+        there = self._place.name(name)
 
         def drop() -> None:
-            if self._size(name) >= 0:
-                self._fs.rm_file(name)
+            if self._place.size(there) >= 0:
+                self._fs.rm_file(there)
 
-        self._retry(self._stop).run(lambda: self._guarded(drop), what="a removal")
+        self._ask(drop, what="a removal")
+
+    def contents(self) -> dict[str, str]:
+        """What is there under names that carriers give: objects and unfinished uploads of files.
+
+        The value differs once an object is another one or an upload got on.
+
+        Raises:
+            CentralError, Stopped: as `remove`.
+        """
+        return self._ask(self._place.contents, what="a list")
 
     def transfers(self) -> Transfers:
         """What was moved so far."""
@@ -209,60 +204,18 @@ class FsspecCarrier:
     def close(self) -> None:
         """Nothing stays open between two calls."""
 
-    def _name(self, digest: str) -> str:
-        return f"{self._root.rstrip('/')}/{digest}"
-
-    def _size(self, name: str) -> int:
-        """Bytes of an object; -1 if there is none."""
-        self._fs.invalidate_cache()
+    def _ask(self, call: Callable[[], T], *, what: str) -> T:
+        retry = self._retry(self._stop)
         try:
-            return int(self._fs.info(name)["size"])
-        except FileNotFoundError:
-            return -1
-
-    def _guarded(self, call: Callable[[], T]) -> T:
-        """Runs a call of fsspec; its many kinds of faults become what the retry loop knows."""
-        try:
-            return call()
-        except (PwwError, TryAgain):
-            raise
-        except PermissionError as why:
-            raise CentralError(
-                f"{self._shown} does not let this process in ({self._clean(why)}): check its "
-                "credentials and permissions"
-            ) from why
-        except FileNotFoundError as why:
-            raise CentralError(
-                f"{self._shown}: {self._clean(why)}: make the bucket or folder, or check the URL"
-            ) from why
-        except Exception as why:  # botocore's and aiohttp's faults have no common class
-            raise TryAgain(f"{type(why).__name__}: {self._clean(why)}") from why
-
-    def _clean(self, why: BaseException) -> str:
-        return str(why).replace(self._url, self._shown)[:200]
+            return retry.run(lambda: self._place.guarded(call), what=what)
+        finally:
+            self._meter.add(Transfers(retries=retry.num_retries))
 
     def _retry(self, stop: threading.Event) -> Retry:
         return Retry(
             self._shown, first_s=self._tuning.retry_first_s, max_s=self._tuning.retry_max_s,
             deadline_s=self._tuning.deadline_s, clock=self._clock, stop=stop, random=self._random,
         )  # fmt: skip
-
-    def _progress(self, verb: str, info: PayloadInfo) -> Progress:
-        what = f"{verb} {info.digest[:12]}…"
-        return Progress(what, total_bytes=info.size_bytes, clock=self._clock)
-
-    def _watch(self, progress: Progress) -> Any:
-        """A callback that ends an upload when somebody asks to stop."""
-        from fsspec.callbacks import Callback
-
-        stop = self._stop
-
-        class Watch(Callback):  # type: ignore[misc]
-            def relative_update(self, inc: int = 1) -> None:
-                if stop.is_set():
-                    raise Stopped(STOPPED)
-
-        return Watch()
 
 
 class _NoPeer:
@@ -273,21 +226,3 @@ class _NoPeer:
 
     def abort(self) -> None:
         """What is under way ends by itself."""
-
-
-def _defaults(url: str) -> dict[str, Any]:
-    """Options of a file system that hold unless others are given.
-
-    S3's own checksum of a whole object comes with a range of it from stores that are not Amazon's,
-    and botocore then calls the range damaged. The digest is checked here anyway.
-    """
-    if url.partition("://")[0] not in ("s3", "s3a"):
-        return {}
-    return {"config_kwargs": {"response_checksum_validation": "when_required"}}
-
-
-def without_credentials(url: str) -> str:
-    """A URL fit for a log."""
-    scheme, mark, rest = url.partition("://")
-    place, slash, path = rest.partition("/")
-    return f"{scheme}{mark}{place.rpartition('@')[2]}{slash}{path.partition('?')[0]}"

@@ -61,13 +61,22 @@ class Retry:
         self._spoke_s = 0.0
         self.num_retries = 0
 
-    def run(self, call: Callable[[], T], *, what: str, deadline_s: float = -1.0) -> T:
+    def run(
+        self,
+        call: Callable[[], T],
+        *,
+        what: str,
+        deadline_s: float = -1.0,
+        moved_s: Callable[[], float] = lambda: -math.inf,
+    ) -> T:
         """The first result of `call`. It is always tried once, even when a stop was asked for.
 
         Args:
             call: what to do; raises `TryAgain` when it may be repeated.
             what: names the call in messages, as in "heartbeat".
             deadline_s: how long to go on; negative: the deadline of this `Retry`.
+            moved_s: when the call last got on, by the clock; the deadline counts from then, so that
+                it bounds how long nothing moves and not how long a large thing takes.
 
         Raises:
             Unreachable: no answer within the deadline.
@@ -82,7 +91,7 @@ class Retry:
                 result = call()
             except TryAgain as fault:
                 self._failed(what, fault.reason)
-                left_s = start_s + limit_s - self._clock.monotonic()
+                left_s = max(start_s, moved_s()) + limit_s - self._clock.monotonic()
                 if left_s <= 0:
                     raise Unreachable(
                         f"{self._peer} gave no usable answer to {what} within {limit_s:g} s "

@@ -172,6 +172,7 @@ class RoundReport(Message):
     drift_max: Computed
     bytes_received: Count
     merge_seconds: Seconds
+    retries: Count = 0  # since the round before: the central's own requests that were repeats
     tokens_per_s: Speed = 0.0  # of all replicas together, while each trained
     mfu: Annotated[tuple[DeviceMfu, ...], Field(max_length=MAX_DEVICES)] = ()
 
@@ -190,6 +191,8 @@ class Invitation(Message):
     updates: Annotated[tuple[Update, ...], Field(max_length=64)] = ()  # the last one makes `round`
     beside: Literal["theta", "update", "nothing"] = "theta"  # which file lies beside this message
     verdicts: tuple[Verdict, ...]  # this replica's decided deltas, newest last (the last few)
+    # its deltas that are durable here and have no verdict: offered again, they need no payload
+    staged: tuple[Token, ...] = ()
     report: RoundReport | None  # the merge that made `round`
 
 

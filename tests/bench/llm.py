@@ -2,8 +2,9 @@
 
     python tests/bench/llm.py [FIGURE ...] [mb=40] [rounds=3] [root=DATA] [disk=FOLDER]
 
-Names: loader_tokens_per_s, tokenise_vs_tokenizers. `root` is a folder like PWW_DATA: real text and
-a real tokenizer are taken from it where it has them, else Python's own documentation and a BPE.
+Names: loader_tokens_per_s, tokenise_vs_tokenizers, tokens_vs_torchtitan. `root` is a folder like
+PWW_DATA: real text and a real tokenizer are taken from it where it has them, else Python's own
+documentation and a BPE.
 """
 
 import gzip
@@ -205,9 +206,17 @@ def _files(texts: list[str], num_bytes: int) -> Iterator[bytes]:
                 return
 
 
+def training(root: Path, disk: Path, size: Size) -> None:
+    """A phase beside torchtitan's own loop; see `llm_trainer`, which alone imports torch."""
+    from llm_trainer import tokens_vs_torchtitan
+
+    tokens_vs_torchtitan()
+
+
 FIGURES: dict[str, Callable[[Path, Path, Size], None]] = {
     "loader_tokens_per_s": loader_tokens_per_s,
     "tokenise_vs_tokenizers": tokenise_vs_tokenizers,
+    "tokens_vs_torchtitan": training,
 }
 
 

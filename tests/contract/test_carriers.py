@@ -23,6 +23,7 @@ from s3_server import options, s3_server
 
 from pww.clock import SystemClock
 from pww.errors import CentralError, PayloadError, Refused, StateError, Stopped
+from pww.transport import fsspec_upload
 from pww.transport.carrier import Carrier, Transfers
 from pww.transport.fsspec_carrier import FsspecCarrier
 from pww.wire import PayloadInfo
@@ -302,8 +303,9 @@ def test_short_range(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_lost_on_the_way_to_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, info = made(tmp_path, 12)
-    there = client(f"file://{tmp_path}/shared")
-    monkeypatch.setattr(there._fs, "put_file", lambda a, b, callback: Path(b).write_bytes(b"x"))
+    there = client(f"memory://{tmp_path.name}/lost")
+    real = there._fs.pipe_file
+    monkeypatch.setattr(there._fs, "put_file", lambda a, b, callback: real(b, b"x"))
     with pytest.raises(CentralError, match="1 bytes are there after an upload of 1048699"):
         there.put(path, info)
 
@@ -315,3 +317,77 @@ def test_stopped_upload(tmp_path: Path) -> None:
     with pytest.raises(Stopped, match="in the middle of an upload; it begins anew"):
         client(f"file://{tmp_path}/shared", stop=stop).put(path, info)
     assert not (tmp_path / "shared").exists()
+
+
+class Beats(SystemClock):
+    """A clock that tests move on; pauses take none of its time."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def wait(self, event: threading.Event, timeout_s: float) -> bool:
+        return event.is_set()
+
+
+@pytest.mark.parametrize("kind", ["file", "memory"])
+def test_a_long_upload_that_gets_on_outlives_its_deadline(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Broken off after hours: the deadline is of what does not move, and progress is told."""
+    caplog.set_level(logging.INFO)
+    path, info = made(tmp_path, 14, size_bytes=10 << 20)
+    clock, tries = Beats(), []
+    url = f"{kind}://{tmp_path}/long" if kind == "file" else f"memory://{tmp_path.name}/long"
+    there = FsspecCarrier(
+        url, clock=clock, stop=threading.Event(), random=np.random.default_rng(0), tuning=TUNING
+    )
+    real_mv, real_moved = there._fs.mv, fsspec_upload.Upload.moved
+
+    def slow(upload: fsspec_upload.Upload, num_bytes: int, *, streams: int) -> None:
+        clock.now_s += 3600.0
+        real_moved(upload, num_bytes, streams=streams)
+
+    def mv(source: str, target: str) -> None:
+        tries.append(source)
+        if len(tries) < 3:
+            raise OSError("broken pipe")
+        real_mv(source, target)
+
+    monkeypatch.setattr(fsspec_upload.Upload, "moved", slow)
+    monkeypatch.setattr(there._fs, "mv", mv)
+    there.put(path, info)
+    assert len(tries) == 3
+    moved = there.transfers()
+    assert (moved.retries, moved.bytes_up) == (2, info.size_bytes)
+    assert "MB/s over 1 streams" in caplog.text
+    assert "s left" in caplog.text
+
+    def stalls(source: str, target: str) -> None:
+        clock.now_s += TUNING.deadline_s
+        raise OSError("nobody there")
+
+    monkeypatch.setattr(there._fs, "mv", stalls)
+    there.remove(info.digest)
+    with pytest.raises(CentralError, match="gave no usable answer to an upload within 5 s"):
+        there.put(path, info)
+
+
+def test_what_is_there_is_listed_by_our_names_only(place: Place, tmp_path: Path) -> None:
+    path, info = made(tmp_path, 15)
+    client = place.client()
+    if not isinstance(client, FsspecCarrier):
+        return
+    assert client.contents() == {}, "a folder that nobody made yet"
+    client.put(path, info)
+    place.damage("notes.txt", b"of somebody")
+    place.damage(f"{'a' * 64}.0123abcd.part", b"half")
+    there = client.contents()
+    assert set(there) == {info.digest, f"{'a' * 64}.0123abcd.part"}
+    assert client.contents() == there, "nothing happened"
+    place.damage(f"{'a' * 64}.0123abcd.part", b"more than half")
+    assert client.contents()[f"{'a' * 64}.0123abcd.part"] != there[f"{'a' * 64}.0123abcd.part"]
+    client.remove(f"{'a' * 64}.0123abcd.part")
+    assert set(client.contents()) == {info.digest}

@@ -296,3 +296,27 @@ def test_one_bad_value_anywhere_is_seen(value, dtype):
         bad = x.clone()
         bad[at] = value
         assert not is_finite(bad)
+
+
+@pytest.mark.parametrize("shape", [(), (4097,), (3, 5000)])
+def test_a_codec_works_where_its_tensor_lives(codec, shape, monkeypatch):
+    """Nothing is made on, or brought to, a device of the codec's own choice.
+
+    The default device is one that holds no values: what is made there cannot be told from what a
+    codec would make on the CPU beside a tensor on an accelerator.
+    """
+    x = delta(shape)
+    expected = codec.encode(x, seed=3)
+    back = codec.decode(expected, shape)
+
+    def refused(*_, **__):
+        raise AssertionError("left torch")
+
+    for name in ("numpy", "tolist", "cpu", "__array__"):
+        monkeypatch.setattr(torch.Tensor, name, refused)
+    with torch.device("meta"):
+        parts = codec.encode(x, seed=3)
+        again = codec.decode(parts, shape)
+    monkeypatch.undo()
+    assert same(parts, expected)
+    assert torch.equal(again, back)

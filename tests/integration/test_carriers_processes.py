@@ -57,6 +57,9 @@ def test_two_sites_have_the_centrals_bits_with_few_bytes(
         assert all(0 < row["bytes_received"] < 0.8 * WHOLE for row in rows), rows  # type: ignore[operator]
         assert all(row["bytes_sent"] < 0.6 * WHOLE for row in rows)  # type: ignore[operator]
         assert all(row["retries"] >= 0 for row in rows)  # type: ignore[operator]
+        assert sum(row["theta_updates"] for row in rows) > 0  # type: ignore[misc]
+        assert not any(row["theta_repairs"] for row in rows)
+    assert all(row["retries"] == 0 for row in federation.rows("central", "outer"))
     state = project.outputs / "central/central"
     objects = state / "blobs/objects"
     assert not objects.exists() or not list(objects.iterdir()), "what is merged is not kept"

@@ -23,7 +23,7 @@ import torch
 
 from pww.clock import Clock, SystemClock
 from pww.config.schema import Transport
-from pww.errors import Refused, Stopped
+from pww.errors import NotYet, Refused, Stopped
 from pww.federation.fleet import FleetSite
 from pww.federation.records import describe
 from pww.federation.rounds import Rounds
@@ -33,7 +33,7 @@ from pww.replica.federated import FederatedExchange
 from pww.transport.payload import write_theta
 from pww.transport.serve import AsgiServer
 from pww.transport.tensorfile import TensorReader, state_hash
-from pww.wire import Invitation, Leased, Offer, PhaseMetrics, Seed, Span, Verdict
+from pww.wire import Invitation, Leased, Offer, PayloadInfo, PhaseMetrics, Seed, Span, Verdict
 
 RUN = "0" * 32
 MODEL = "1" * 64
@@ -85,6 +85,8 @@ class Books:
     received: list[str] = field(default_factory=list)
     reject_next: set[str] = field(default_factory=set)
     seeds: list[str] = field(default_factory=list)
+    fetching: set[str] = field(default_factory=set)  # replicas whose payload is on its way
+    not_out: bool = False  # theta is not yet where it can be fetched
 
     def live(self) -> list[Person]:
         return list(self.members.values())
@@ -95,6 +97,8 @@ class Books:
     def invitation(
         self, replica: str, kind: str, *, holds: int = -1
     ) -> tuple[Invitation, Path | None]:
+        if self.not_out and kind == "phase":
+            raise NotYet("theta is on its way")
         verdicts = tuple(self.decided.get(replica, [])[-8:])
         if kind == "seed":
             blank = Invitation(
@@ -112,11 +116,17 @@ class Books:
         return told, self.theta
 
     def accept_seed(self, seed: Seed, payload: Path) -> None:
+        if self.theta is not None:
+            return  # the first one wins
         self.seeds.append(seed.replica)
         self.theta = payload.rename(self.folder / "round-0.safetensors")
 
     def accept_offer(self, offer: Offer, payload: Path | None) -> Verdict | None:
         self.received.append(offer.delta)
+        if offer.replica in self.fetching:
+            raise NotYet("it is being fetched")
+        if offer.carried:
+            payload = self.folder / "carried" / offer.payload.digest
         for verdict in self.decided.get(offer.replica, []):
             if verdict.delta == offer.delta:
                 return verdict
@@ -325,6 +335,64 @@ def test_two_sites_seed_once_and_merge_every_delta_once(world: World) -> None:
     assert (theta.round, value_of(theta.path)) == (3, 100.0 - 63.0)
     assert len(list((a.folder / "theta").glob("theta-*"))) == 2
     assert len(world.books.received) == 6
+
+
+class Folder:
+    """A carrier to a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(exist_ok=True)
+
+    def put(self, path: Path, info: PayloadInfo) -> None:
+        (self.folder / info.digest).write_bytes(path.read_bytes())
+
+    def get(self, info: PayloadInfo, path: Path) -> None:
+        raise AssertionError("theta lies beside its message")
+
+
+def test_nobody_waits_for_a_payload_that_is_being_fetched(world: World) -> None:
+    """Its site sends once; the others' deltas are merged, and their thetas go out, meanwhile."""
+    books = world.books
+    books.quorum = 1
+    slow, fast = world.site("s/slow"), world.site("s/fast")
+    both(slow.exchange.pull, fast.exchange.pull)
+    slow.exchange._carrier = Folder(world.folder / "carried")  # type: ignore[assignment]
+    books.fetching.add("s/slow")
+    verdicts: list[Verdict] = []
+    offer, path = slow.offer(0, 1.0)
+    waiting = threading.Thread(target=lambda: verdicts.append(slow.exchange.push(offer, path)))
+    waiting.start()
+    assert [v.round for _, v in phases(fast, [2.0, 4.0])] == [1, 2]
+    assert fast.exchange.pull(2).round == 2
+    until_s = SystemClock().monotonic() + LIMIT_S
+    while books.received.count(offer.delta) < 3 and SystemClock().monotonic() < until_s:
+        waiting.join(0.05)
+    assert books.received.count(offer.delta) >= 3, "it is asked for each turn"
+    assert verdicts == []
+    books.fetching.clear()
+    waiting.join(LIMIT_S)
+    assert [(v.outcome, v.round) for v in verdicts] == [("merged", 3)]
+    assert value_of(slow.exchange.pull(3).path) == 100.0 - 7.0
+
+
+def test_an_invitation_waits_until_theta_can_be_fetched(world: World) -> None:
+    books = world.books
+    books.quorum = 1
+    site = world.site("s/a")
+    site.exchange.pull()
+    books.not_out = True
+    waiting = threading.Thread(target=lambda: verdicts.append(phases(site, [1.0])))
+    verdicts: list[list[tuple[int, Verdict]]] = []
+    waiting.start()
+    until_s = SystemClock().monotonic() + LIMIT_S
+    while books.round == 0 and SystemClock().monotonic() < until_s:
+        waiting.join(0.05)
+    waiting.join(1.0)
+    assert (books.round, verdicts) == (1, []), "merged, and not told yet"
+    books.not_out = False
+    waiting.join(LIMIT_S)
+    assert [v.outcome for ((_, v),) in verdicts] == ["merged"]
 
 
 def test_restart_of_the_central_in_mid_round(world: World) -> None:

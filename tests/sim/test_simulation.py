@@ -62,6 +62,17 @@ def test_replicas_went_on_while_their_deltas_travelled(outcomes: list[Outcome]) 
     assert any(n == 0 for n in went_on), "without overlap a phase starts from theta"
 
 
+def test_residuals_outlived_processes_on_both_sides(outcomes: list[Outcome]) -> None:
+    seen: Counter[str] = Counter()
+    for outcome in outcomes:
+        seen.update(outcome.seen)
+    for what in (
+        "a site kept a residual", "a site's residual outlived its process",
+        "the central kept a residual", "the central's residual outlived its process",
+    ):  # fmt: skip
+        assert seen[what], what
+
+
 def test_the_simulation_saw_something(outcomes: list[Outcome]) -> None:
     assert sum(outcome.draws for outcome in outcomes) > 10 * len(SHARE)
     assert sum(outcome.rounds for outcome in outcomes) > 2 * len(SHARE)

@@ -59,7 +59,7 @@ class TopKCodec(Section):
     keep: Keep
     value_bits: Literal[2, 4, 8, 16]
     feedback: bool
-    force: bool  # 2 bits without feedback all the same
+    force: bool  # few bits without feedback all the same
 
     @property
     def name(self) -> str:
@@ -86,6 +86,7 @@ class DctCodec(Section):
     kind: Literal["dct"]
     keep: Keep
     feedback: bool
+    force: bool  # few bits without feedback all the same
 
     @property
     def name(self) -> str:

@@ -7,10 +7,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from simulation import disk
+from simulation.arithmetic import Arithmetic
 from simulation.kernel import World
-from simulation.trainer import State, inner_step, read_theta, start_of
 
 from pww.central.audit import audit
 from pww.central.ledger import FILE
@@ -19,26 +18,20 @@ from pww.lease.transitions import Transitions
 from pww.log import read_json_lines
 from pww.wire import Lease, Offer, Verdict
 
-TOLERANCE = 2e-6
-
 
 class Books:
     """The simulation's own account of one run."""
 
     def __init__(self, world: World, *, folder: Path, space: BlockSpace, config: Any, batch: int):
         self._world, self._folder, self._space = world, folder, space
-        self._outer, self._discount = config.diloco.outer, config.diloco.staleness_discount
-        self._batch = batch
+        self.sums = Arithmetic(world, space=space, config=config, batch=batch)
         self._coordinator: Any = None
         self._aggregator: Any = None
         self.round = -1
-        self.thetas: dict[int, State] = {}
+        self.life = 0  # of the central
         self.hashes: dict[int, str] = {}
         self.trained: list[tuple[str, int, str]] = []
         self.verdicts: dict[str, tuple[str, int]] = {}
-        self.began: dict[int, int | str] = {}  # by lease: the round or delta it began from
-        self.offers: dict[str, Offer] = {}
-        self._ends: dict[str, State] = {}
         self.draws: dict[str, list[int]] = {}  # by delta, from the sites' draw logs
         self.num_draws = self.num_audits = 0
         self.strict_draws = True
@@ -70,8 +63,9 @@ class Books:
         if self.up and not self._coordinator.exhausted():
             self._world.fail(f"{replica} ended, but not every block is in theta or set aside")
 
-    def opened(self, coordinator: Any, aggregator: Any) -> None:
+    def opened(self, coordinator: Any, aggregator: Any, *, life: int) -> None:
         """A process of the central serves."""
+        self.life = life
         self._coordinator, self._aggregator, self.up = coordinator, aggregator, True
         if coordinator.generation:
             self.look()
@@ -84,9 +78,7 @@ class Books:
         if number != self.round + 1:
             self._world.fail(f"round {number} follows round {self.round}")
         self.round = number
-        self.thetas[number] = disk.alone(
-            lambda: read_theta(self._aggregator.published.current.theta)
-        )
+        self.sums.published(number, self._aggregator.published.current, life=self.life)
         self.hashes[number] = self._coordinator.state_hash
         self._check_senders(number)
         self._world.trace(f"round {number} {self.hashes[number][:12]}")
@@ -161,7 +153,7 @@ class Books:
 
     def puts(self, lease: Lease, base_round: int, prev: str, began: int | str) -> None:
         """A phase goes into the outbox; it began from a round's theta, or went on after a delta."""
-        self.began[lease.id] = began
+        self.sums.began[lease.id] = began
         if isinstance(began, str):
             self.seen["went on beside its delta"] += 1
         merged = self.verdicts.get(prev, ("", 0))[1]
@@ -238,7 +230,8 @@ class Books:
             if outcome == "merged"
         ]
         self._check_draws([offer for _, offer, _ in merged])
-        self._check_thetas(merged)
+        self.sums.check(merged, last=self.round)
+        self.seen.update(self.sums.seen)
 
     def _check(self, holds: bool, text: str) -> None:
         if not holds:
@@ -283,68 +276,3 @@ class Books:
                     expected.subtract(self._space.windows(position))
             wrong = {w: drawn[w] for w in expected if drawn[w] != expected[w]}
             self._check(not wrong, f"windows in theta another number of times than once: {wrong}")
-
-    def _check_thetas(self, merged: list[tuple[int, Offer, int]]) -> None:
-        """Every published theta from the draws alone, in NumPy."""
-        if not self.thetas:
-            return
-        seeds = [start_of(i) for i in range(4)]
-        first = self.thetas[0]
-        self._check(
-            any(all(np.array_equal(s[n], first[n]) for n in first) for s in seeds),
-            "theta(0) is nobody's",
-        )
-        thetas = [first]
-        momentum = {name: np.zeros_like(value) for name, value in first.items()}
-        for number in range(1, self.round + 1):
-            took = sorted(
-                (one for one in merged if one[0] == number),
-                key=lambda one: (one[1].replica, one[1].delta),
-            )
-            self._check(bool(took), f"round {number} merged nothing")
-            total = sum(offer.tokens for _, offer, _ in took)
-            mean: State = {}
-            for _, offer, staleness in took:
-                share = np.float32(offer.tokens / total / (1.0 + self._discount * staleness))
-                for name, value in self._delta(thetas[offer.base_round], offer).items():
-                    mean[name] = mean.get(name, np.float32(0)) + value * share
-            partial = all(offer.partial for _, offer, _ in took)
-            factor = np.float32(0.0 if partial else self._outer.momentum)
-            theta = {}
-            for name, value in mean.items():
-                velocity = momentum[name] * factor + value
-                update = (velocity * factor + value) * np.float32(self._outer.lr)
-                theta[name] = thetas[-1][name] - update
-                if not partial:
-                    momentum[name] = velocity
-            thetas.append(theta)
-            for name, value in theta.items():
-                gap = float(np.max(np.abs(value - self.thetas[number][name])))
-                if not gap <= TOLERANCE:
-                    self._world.fail(f"theta of round {number} is {gap:g} off in {name}")
-                    return
-
-    def _delta(self, base: State, offer: Offer) -> State:
-        end = self._end(offer)
-        return {name: base[name] - end[name] for name in base}
-
-    def _end(self, offer: Offer) -> State:
-        """The replica's weights when it put the delta, from the draws and published thetas."""
-        if offer.delta in self._ends:
-            return self._ends[offer.delta]
-        windows = [
-            w
-            for leased in offer.spans
-            for p in range(leased.span.start, leased.span.stop)
-            for w in self._space.windows(p)
-        ]
-        began = self.began[offer.spans[0].lease]
-        start = self.thetas[began] if isinstance(began, int) else self._end(self.offers[began])
-        end = start
-        for i in range(0, len(windows), self._batch):
-            end = inner_step(end, windows[i : i + self._batch])
-        if isinstance(began, str):
-            base = self.thetas[offer.base_round]
-            end = {name: base[name] + (end[name] - start[name]) for name in base}
-        self._ends[offer.delta] = end
-        return end

@@ -177,7 +177,8 @@ class Central:
         )  # fmt: skip
         carried = config.transport.kind == "blob"
         store = Store(self.folder / "blobs") if carried else None
-        down = None if config.transport.down == "whole" else codec_named("fp32")  # exact: laws hold
+        named = config.transport.down
+        down = None if named == "whole" else codec_named(named)
         aggregator = Aggregator(
             coordinator, folder=self.folder, diloco=config.diloco, clock=self.clock, down=down,
             shelf=store, inline_bytes=0 if carried else 1_000_000,
@@ -195,7 +196,7 @@ class Central:
         inbox.books = self.books
         self._desk = Desk(self.world, coordinator)
         self._link, link.serves, self._store = link, True, store
-        self.books.opened(coordinator, aggregator)
+        self.books.opened(coordinator, aggregator, life=self.machine.life)
         rounds = Rounds(
             link, inbox, folder=self.folder / "incoming", clock=self.clock, limit_mb=1,
             seed_ttl_s=20.0,

@@ -21,9 +21,17 @@ from simulation.trainer import TOKENS
 
 from pww.config.load import compose
 from pww.config.schema import Config
+from pww.config.schema.codec import ExactCodec, LossyCodec, TopKCodec
 from pww.lease.space import BlockSpace
 
 SETTLE_S = 600.0
+DOWN = ("fp32", "int8", "int4")
+UP = (
+    ExactCodec(kind="fp32"), ExactCodec(kind="fp32"), LossyCodec(kind="int8", feedback=True),
+    LossyCodec(kind="int4", feedback=True),
+    TopKCodec(kind="topk", keep=1024, value_bits=8, feedback=True, force=False),
+)  # fmt: skip
+"""Codecs of the seeds, which take turns; of four values topk sends one."""
 
 
 @dataclass(frozen=True)
@@ -96,10 +104,15 @@ class Scenario:
                 "poll_s": 2.0, "timeout_s": 5.0, "retry_first_s": 0.5, "retry_max_s": 5.0,
                 # no chance either
                 "kind": "blob" if seed % 4 >= 2 else "inline",
-                "down": "bf16" if seed % 2 else "whole",
+                "down": DOWN[seed // 2 % len(DOWN)] if seed % 2 else "whole",
             }
         )  # fmt: skip
-        config = base.model_copy(update={"darl": darl, "diloco": diloco, "transport": transport})
+        config = base.model_copy(
+            update={
+                "darl": darl, "diloco": diloco, "transport": transport,
+                "codec": UP[seed % len(UP)],
+            }
+        )  # fmt: skip
         self.weather = Weather(latency_s=pick(0.005, 0.2))
         if faults and world.chance(0.8):
             self.weather = Weather(

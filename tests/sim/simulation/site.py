@@ -25,7 +25,7 @@ from pww.replica.outbox import Entry, Outbox
 from pww.replica.session import Session
 from pww.transport.exchange import Theta
 from pww.transport.payload import write_theta
-from pww.wire import Lease, Verdict, model_digest
+from pww.wire import Gauges, Lease, Verdict, model_digest
 
 MODEL = model_digest(SHAPES)
 
@@ -74,6 +74,9 @@ class Quiet:
     def exchanging(self, *_: Any) -> Any:
         yield
 
+    saving = exchanging
+    meters = SimpleNamespace(read=lambda *_: Gauges())
+
     def __getattr__(self, name: str) -> Callable[..., None]:
         return lambda *_, **__: None
 
@@ -86,7 +89,7 @@ class WatchedOutbox(Outbox):
     def put(self, trainer: Any, theta: Theta, result: Any, lease: Lease, **more: Any) -> Entry:
         self.site.books.puts(lease, theta.round, self.merged, trainer.began)
         entry = super().put(trainer, theta, result, lease, **more)
-        self.site.books.offers[entry.offer.delta] = entry.offer
+        self.site.encoded(entry)
         trainer.here = entry.offer.delta
         return entry
 
@@ -200,8 +203,14 @@ class Site:
         trainer = Trainer(self, batch=self._plan["batch_windows"], step_s=self._step_s,
                           seed=self.index)  # fmt: skip
         plan = Plan(self.space, trainer=trainer, **self._plan)
-        outbox = WatchedOutbox(self.folder, ranks=self.ranks, codec=codec_named("fp32"), keep=2)
+        codec = config.codec
+        outbox = WatchedOutbox(
+            self.folder, ranks=self.ranks, codec=codec_named(codec.name), keep=2,
+            feedback=codec.feedback,
+        )  # fmt: skip
         outbox.site = self
+        if outbox.pending is not None:
+            self.encoded(outbox.pending)
         seed = self.folder / "theta0.safetensors"
         if outbox.last is not None:
             trainer.load_inner(outbox.last.inner)
@@ -249,10 +258,10 @@ class Site:
             session.leave(() if pending is None else tuple(s.lease for s in pending.offer.spans))
             if exchange is not None:
                 exchange.close()
-                came = exchange.came
-                self.books.seen["theta came whole"] += came.whole
-                self.books.seen["theta came by update"] += came.updates
-                if came.repairs:
+                counts = exchange.counts
+                self.books.seen["theta came whole"] += counts["theta_whole"]
+                self.books.seen["theta came by update"] += counts["theta_updates"]
+                if counts["theta_repairs"]:
                     self.world.fail(f"{self.replica} has other bits than the central after updates")
             outbox.close()
 
@@ -266,6 +275,10 @@ class Site:
         )  # fmt: skip
 
     # ------------------------------------------------------------------- what it really did
+
+    def encoded(self, entry: Entry) -> None:
+        """A delta is durable here."""
+        self.books.sums.encoded(entry, replica=self.replica, life=self.machine.life)
 
     def draws(self, lease: Lease, offset: int, windows: list[int]) -> None:
         """The data loader fetches windows of a lease, from the `offset`-th on."""

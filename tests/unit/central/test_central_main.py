@@ -148,3 +148,13 @@ def test_who_does_not_read_it_to_the_end_gets_no_traceback(finished: Path) -> No
     )  # fmt: skip
     assert done.stderr == ""
     assert done.returncode == 0
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_what_only_a_site_can_choose_is_said(overlap: bool, caplog) -> None:
+    from pww.central.__main__ import _say_what_is_a_sites
+    from pww.config.load import compose
+
+    _say_what_is_a_sites(compose([f"diloco.overlap={str(overlap).lower()}"]))
+    told = "diloco.overlap=true has no effect at the central: each site chooses for itself"
+    assert (told in caplog.text) == overlap

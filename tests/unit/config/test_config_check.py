@@ -55,32 +55,52 @@ def ranks(n: int) -> dict[str, object]:
 
 
 COARSE = (
-    "keeps 2 bits of a value or fewer, known to cost +32 % loss without error feedback; use "
+    "bits a parameter, and what it drops is known to cost +32 % loss without error feedback; use "
     "codec.feedback=true, or codec.force=true to do so all the same"
 )
 SIZED = {"seq_len": 64, "tie_embeddings": True, "vocab_multiple": 256, "dtype": "bf16"}
 SHIPPED = {"kind": "shipped", "family": "qwen3", "name": "x", "flavor": "8B", **SIZED}
 HF = {"kind": "hf", "name": "gpt2", "config": "gpt2", "changes": {}, **SIZED}
 TOPK = {"kind": "topk", "keep": 64, "value_bits": 2, "feedback": True, "force": False}
+DCT = {"kind": "dct", "keep": 64, "feedback": True, "force": False}
 INT2 = {"kind": "int2", "feedback": True, "force": False}
 
 
 CASES: list[tuple[dict[str, object], list[str]]] = [
-    ({"codec": INT2 | {"feedback": False}}, [f"codec.feedback=false: int2 {COARSE}"]),
+    ({"codec": INT2 | {"feedback": False}}, [f"codec.feedback=false: int2 sends 2 {COARSE}"]),
     (
         {"codec": INT2 | {"kind": "sign", "feedback": False}},
-        [f"codec.feedback=false: sign {COARSE}"],
+        [f"codec.feedback=false: sign sends 1 {COARSE}"],
     ),
-    ({"codec": TOPK | {"feedback": False}}, [f"codec.feedback=false: topk-64-b2 {COARSE}"]),
-    ({"codec": TOPK | {"feedback": False, "force": True}}, []),
-    ({"codec": TOPK | {"feedback": False, "value_bits": 4}}, []),
     (
-        {"codec": TOPK | {"feedback": False, "value_bits": 4, "force": True}},
+        {"codec": TOPK | {"feedback": False}},
+        [f"codec.feedback=false: topk-64-b2 sends 0.22 {COARSE}"],
+    ),
+    ({"codec": TOPK | {"feedback": False, "force": True}}, []),
+    (
+        {"codec": TOPK | {"feedback": False, "value_bits": 4}},
+        [f"codec.feedback=false: topk-64-b4 sends 0.25 {COARSE}"],
+    ),
+    (
+        {"codec": TOPK | {"feedback": False, "value_bits": 4, "keep": 2048}},
+        [f"codec.feedback=false: topk-2048-b4 sends 8 {COARSE}"],
+    ),
+    (
+        {"codec": TOPK | {"feedback": False, "value_bits": 16}},
+        [f"codec.feedback=false: topk-64-b16 sends 0.44 {COARSE}"],
+    ),
+    ({"codec": TOPK | {"feedback": False, "value_bits": 8, "keep": 512}}, []),
+    (
+        {"codec": TOPK | {"feedback": False, "value_bits": 8, "keep": 512, "force": True}},
         [
-            "codec.force=true: has no effect with codec.feedback=false and topk-64-b4, where "
+            "codec.force=true: has no effect with codec.feedback=false and topk-512-b8, where "
             "nothing is refused; leave it out"
         ],
     ),
+    ({"codec": DCT | {"feedback": False}}, [f"codec.feedback=false: dct-64 sends 0.44 {COARSE}"]),
+    ({"codec": DCT | {"feedback": False, "force": True}}, []),
+    ({"codec": DCT | {"feedback": False, "keep": 512}}, []),
+    ({"codec": {"kind": "randomk", "keep": 64, "feedback": False}}, []),
     (
         {"codec": INT2 | {"force": True}},
         [

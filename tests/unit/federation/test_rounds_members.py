@@ -35,6 +35,7 @@ class Inbox:
 
     people: list[Person] = field(default_factory=list)
     ticks: int = 0
+    round: int = 0
 
     def live(self) -> list[Person]:
         return self.people

@@ -16,9 +16,10 @@ from pww.errors import PayloadError, PwwError, Refused, Stopped
 from pww.federation.fleet_client import NotAdmitted
 from pww.federation.records import REPLY, describe, pack, pack_payload, unpack
 from pww.replica.federated import FederatedExchange
+from pww.transport.carrier import Transfers
 from pww.transport.payload import write_theta
 from pww.transport.tensorfile import state_hash
-from pww.wire import Invitation, Leased, Offer, PhaseMetrics, Seed, Span, Verdict
+from pww.wire import Invitation, Leased, Offer, PayloadInfo, PhaseMetrics, Seed, Span, Verdict
 
 RUN, INCARNATION, MODEL = "0" * 32, "1" * 32, "2" * 64
 
@@ -30,7 +31,7 @@ class Fleet:
         self.coming: list[Any] = []
         self.sent: list[RecordDict] = []
         self.takes: list[bool] = []
-        self.num_doubts = 0
+        self.num_doubts = self.num_retries = 0
         self.is_closed = False
 
     def receive(self) -> Any:
@@ -131,6 +132,58 @@ def test_without_a_verdict_the_same_delta_is_offered_again(
         assert site.exchange.push(*site.offer()) == merged()
     assert len(site.fleet.sent) == 3
     assert "the delta is offered again" in caplog.text
+
+
+class Carrier:
+    """Brings what it is told to, and says how often it was."""
+
+    def __init__(self) -> None:
+        self.brought: list[PayloadInfo] = []
+
+    def put(self, path: Path, info: PayloadInfo) -> None:
+        self.brought.append(info)
+
+    def get(self, info: PayloadInfo, path: Path) -> None:
+        raise AssertionError("theta lies beside its message")
+
+    def transfers(self) -> Transfers:
+        return Transfers(retries=5)
+
+
+@pytest.mark.parametrize("carried", [True, False])
+def test_what_the_central_has_is_not_sent_again(
+    site: Site, caplog: pytest.LogCaptureFixture, carried: bool
+) -> None:
+    """The answer got lost, or the central was started again: only the offer goes out."""
+    offer, path = site.offer()
+    carrier = site.exchange._carrier = Carrier()  # type: ignore[assignment]
+    site.exchange._inline_mb = 0 if carried else 1
+    held = {"staged": ("f" * 32, offer.delta)}
+    site.fleet.coming = [
+        site.phase(0), site.phase(0, **held), site.phase(0), site.phase(1, merged()),
+    ]  # fmt: skip
+    site.exchange.pull()
+    with caplog.at_level(logging.INFO, "pww.replica.federated"):
+        assert site.exchange.push(offer, path) == merged()
+    sent = [unpack(content, REPLY, limit_mb=1) for content in site.fleet.sent]
+    assert [len(carrier.brought), len(sent)] == [2 * carried, 3]
+    assert [message.carried for message, _ in sent] == [carried, True, carried]
+    assert [data is None for _, data in sent] == [carried, True, carried]
+    assert caplog.text.count("its payload is not sent again") == 1
+
+
+def test_what_was_done_is_counted_by_name(site: Site) -> None:
+    site.fleet.num_retries = 2
+    site.fleet.coming = [site.phase(0), site.phase(1)]
+    assert site.exchange.counts == {
+        "retries": 2, "theta_whole": 0, "theta_updates": 0, "theta_repairs": 0,
+    }  # fmt: skip
+    site.exchange.pull()
+    site.exchange.pull(1)
+    site.exchange._carrier = Carrier()  # type: ignore[assignment]
+    assert site.exchange.counts == {
+        "retries": 7, "theta_whole": 2, "theta_updates": 0, "theta_repairs": 0,
+    }  # fmt: skip
 
 
 def test_a_verdict_that_is_known_needs_no_sending(site: Site) -> None:

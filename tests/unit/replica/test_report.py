@@ -55,6 +55,22 @@ def test_every_row_says_what_and_when(lone: Lone) -> None:
     ]  # fmt: skip
 
 
+def test_a_row_has_what_was_added_to_each_count_since_the_one_before(lone: Lone) -> None:
+    asked = 0
+
+    def counts() -> dict[str, int]:
+        nonlocal asked
+        asked += 1
+        return {"retries": asked**2, "theta_whole": 1, "theta_updates": asked}
+
+    lone.report._counts = counts
+    lone.train()
+    outer = rows(lone, "outer")
+    assert [row["retries"] for row in outer] == [2 * n + 1 for n in range(len(outer))]
+    assert [row["theta_whole"] for row in outer] == [1] + [0] * (len(outer) - 1)
+    assert [row["theta_updates"] for row in outer] == [1] * len(outer)
+
+
 def test_train_rows_count_steps_and_tokens_over_the_run(lone: Lone) -> None:
     lone.train()
     train = rows(lone, "train")

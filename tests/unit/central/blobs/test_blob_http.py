@@ -5,6 +5,7 @@ import logging
 import os
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -205,6 +206,17 @@ def test_client_goes_away(app: BlobApp) -> None:
     half = {"type": "http.request", "body": A[:1000], "more_body": True}
     assert call(app, "PUT", f"{UPLOAD}/0", [half, {"type": "http.disconnect"}], headers) == []
     assert b'"missing":[[0,4]]' in call(app, "POST", UPLOAD, [])[1]["body"]
+
+
+def test_an_outcome_that_nobody_heard_is_not_the_next_uploads(app: BlobApp) -> None:
+    """Its client died on the 202, and the object was used up since."""
+    key = (INFO.digest, len(A), "")
+    unheard: Future[Any] = Future()
+    unheard.set_exception(RuntimeError("of long ago"))
+    app._commits[key] = unheard  # type: ignore[assignment]
+    start, body = call(app, "POST", UPLOAD, [])
+    assert (start["status"], key in app._commits) == (200, False)
+    assert b'"missing":[[0,4]]' in body["body"]
 
 
 def test_silent_client(app: BlobApp, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -262,6 +262,11 @@ class Shelf:
         assert path.stat().st_size == info.size_bytes
         self.files[info.digest] = path
 
+    retries = 0
+
+    def has(self, info) -> bool:
+        return info.digest in self.files
+
     def withdraw(self, info) -> None:
         del self.files[info.digest]
 

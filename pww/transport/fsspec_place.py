@@ -1,0 +1,106 @@
+"""A folder or bucket by its fsspec URL: names, sizes, faults in our words, no secret in a log."""
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from pww.errors import CentralError, PwwError, StateError
+from pww.transport.retry import TryAgain
+
+T = TypeVar("T")
+_OURS = re.compile(r"[0-9a-f]{64}(\.[0-9a-f]{8}\.part)?\Z")
+
+
+class Place:
+    """Where objects lie, each under its digest. `shown` is how a person may see it."""
+
+    def __init__(self, url: str, options: Mapping[str, Any]) -> None:
+        """`options` are the file system's own (an endpoint, credentials); none is ever logged.
+
+        Raises:
+            StateError: the package for this kind of URL is not installed.
+            CentralError: fsspec knows no such URL.
+        """
+        import fsspec
+
+        self.shown, self._url = without_credentials(url), url
+        try:
+            self.fs, self.root = fsspec.core.url_to_fs(url, **{**_defaults(url), **options})
+        except ImportError as why:
+            raise StateError(
+                f"{self.shown} needs a package that is not installed ({why}): for s3:// it is "
+                "pip install 'pww[s3]'"
+            ) from why
+        except ValueError as why:
+            raise CentralError(
+                f"{self.shown} is no URL that fsspec can open ({why}): give one like "
+                "s3://bucket/run or file:///shared/run"
+            ) from None
+        protocols = self.fs.protocol
+        self.protocols = (protocols,) if isinstance(protocols, str) else tuple(protocols)
+
+    def name(self, digest: str) -> str:
+        """An object's name in the file system."""
+        return f"{self.root.rstrip('/')}/{digest}"
+
+    def size(self, name: str) -> int:
+        """Bytes of an object; -1 if there is none."""
+        self.fs.invalidate_cache()
+        try:
+            return int(self.fs.info(name)["size"])
+        except FileNotFoundError:
+            return -1
+
+    def contents(self) -> dict[str, str]:
+        """Objects and unfinished uploads by name, and words that differ when one changes."""
+        self.fs.invalidate_cache()
+        try:
+            rows = self.fs.ls(self.root, detail=True)
+        except FileNotFoundError:
+            return {}
+        found = {}
+        for row in rows:
+            name = str(row["name"]).rstrip("/").rpartition("/")[2]
+            if _OURS.match(name):
+                when = [str(row[key]) for key in ("mtime", "LastModified", "created") if key in row]
+                found[name] = f"{row['size']} {' '.join(when)}"
+        return found
+
+    def guarded(self, call: Callable[[], T]) -> T:
+        """Runs a call of fsspec; its many kinds of faults become what the retry loop knows."""
+        try:
+            return call()
+        except (PwwError, TryAgain):
+            raise
+        except PermissionError as why:
+            raise CentralError(
+                f"{self.shown} does not let this process in ({self._clean(why)}): check its "
+                "credentials and permissions"
+            ) from why
+        except FileNotFoundError as why:
+            raise CentralError(
+                f"{self.shown}: {self._clean(why)}: make the bucket or folder, or check the URL"
+            ) from why
+        except Exception as why:  # botocore's and aiohttp's faults have no common class
+            raise TryAgain(f"{type(why).__name__}: {self._clean(why)}") from why
+
+    def _clean(self, why: BaseException) -> str:
+        return str(why).replace(self._url, self.shown)[:200]
+
+
+def _defaults(url: str) -> dict[str, Any]:
+    """Options of a file system that hold unless others are given.
+
+    S3's own checksum of a whole object comes with a range of it from stores that are not Amazon's,
+    and botocore then calls the range damaged. The digest is checked here anyway.
+    """
+    if url.partition("://")[0] not in ("s3", "s3a"):
+        return {}
+    return {"config_kwargs": {"response_checksum_validation": "when_required"}}
+
+
+def without_credentials(url: str) -> str:
+    """A URL fit for a log."""
+    scheme, mark, rest = url.partition("://")
+    place, slash, path = rest.partition("/")
+    return f"{scheme}{mark}{place.rpartition('@')[2]}{slash}{path.partition('?')[0]}"
