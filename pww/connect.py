@@ -185,7 +185,7 @@ def _federated(
         carrier = None
         if carriage is not None:
             carrier = carrier_of(
-                carriage, config, clock=clock,
+                carriage, config, run=session.run, clock=clock,
                 authorize=partial(port.authorize, Who(config.replica_id, session.incarnation)),
                 stop=stop, random=random, tls=None if bundle is None else bundle.tls,
             )  # fmt: skip

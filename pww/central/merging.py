@@ -40,6 +40,7 @@ from pww.federation.superlink import EmbeddedSuperLink
 from pww.log import read_json_lines
 from pww.metrics import Metrics
 from pww.transport.fsspec_carrier import FsspecCarrier
+from pww.transport.fsspec_place import place_of
 
 log = logging.getLogger(__name__)
 REPLICA_SHARE = 4
@@ -118,7 +119,7 @@ def open_merger(
         StateError: the run is complete, or its theta is damaged.
     """
     state, central = folder / "central", config.central
-    store, ways = _ways(config, state, stack, ports=ports, clock=clock, stop=stop)
+    store, ways = _ways(config, books, state, stack, ports=ports, clock=clock, stop=stop)
     down = config.transport.down
     aggregator = Aggregator(
         books, folder=state, diloco=config.diloco, clock=clock, keep_deltas=central.keep_deltas,
@@ -146,6 +147,7 @@ def open_merger(
 
 def _ways(
     config: Config,
+    books: Books,
     state: Path,
     stack: ExitStack,
     *,
@@ -165,8 +167,9 @@ def _ways(
     if config.transport.url == "none":
         return None, None
     carrier = FsspecCarrier(
-        config.transport.url, clock=clock, stop=stop, random=np.random.default_rng()
-    )
+        place_of(config.transport.url, books.run), clock=clock, stop=stop,
+        random=np.random.default_rng(),
+    )  # fmt: skip
     stack.callback(carrier.close)
     objects = Objects(carrier, state / "objects", clock=clock, stop=stop)
     stack.callback(objects.close)

@@ -21,6 +21,7 @@ def carrier_of(
     carriage: Carriage,
     config: Config,
     *,
+    run: str,
     authorize: Callable[[str], str],
     clock: Clock,
     stop: threading.Event,
@@ -41,8 +42,11 @@ def carrier_of(
     )  # fmt: skip
     if carriage.url:
         from pww.transport.fsspec_carrier import FsspecCarrier
+        from pww.transport.fsspec_place import place_of
 
-        return FsspecCarrier(carriage.url, clock=clock, stop=stop, random=random, tuning=tuning)
+        return FsspecCarrier(
+            place_of(carriage.url, run), clock=clock, stop=stop, random=random, tuning=tuning
+        )
     if not carriage.blob_port:
         return None
     url = httpx.URL(config.central.url)

@@ -88,6 +88,11 @@ class Place:
         return str(why).replace(self._url, self.shown)[:200]
 
 
+def place_of(url: str, run: str) -> str:
+    """A run's own part of an object store or shared folder: several runs may share `url`."""
+    return f"{url.rstrip('/')}/{run}"
+
+
 def _defaults(url: str) -> dict[str, Any]:
     """Options of a file system that hold unless others are given.
 
