@@ -234,7 +234,7 @@ def _check(config: HfDecoder.Config) -> None:
     except (ImportError, TypeError, ValueError) as fault:
         text = " ".join(str(fault).split())[:200]
         faults.append(
-            f"model.config={model.config}: transformers builds no causal language model with torch's "
+            f"model.config={model.config}: transformers builds no causal model with torch's "
             f"attention from it ({text}); use another model type, or other model.changes"
         )
         raise ConfigError(faults) from None

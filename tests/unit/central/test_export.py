@@ -80,6 +80,15 @@ def test_names_of_other_models_are_refused() -> None:
         architecture(found, DECODER)
 
 
+def test_a_family_that_the_tensors_are_not_of_is_refused() -> None:
+    found = shapes()
+    with pytest.raises(StateError, match=r"not those of a dense llama3 \(looked for .*is there"):
+        architecture(found, Decoder("llama3", 64, head_dim=HEAD_DIM))
+    bare = {name: shape for name, shape in found.items() if not name.endswith("_norm.weight")}
+    with pytest.raises(StateError, match=r"not those of a dense qwen3 \(looked for .*q_norm"):
+        architecture(bare, DECODER)
+
+
 def test_what_is_there_of_this_theta_is_not_written_again(tmp_path: Path) -> None:
     theta = theta_in(tmp_path)
     folder = export(theta, tmp_path / "out", facts=FACTS, tokenizer=None)
