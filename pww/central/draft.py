@@ -2,8 +2,8 @@
 
 Whoever computed a piece appends it: what was just made is in that core's cache, and no thread is
 for one file alone, so that all cores have the same to do. A piece that is early waits in one of a
-few recycled sets of buffers, which are all the memory in flight (`Turns`). A thread of its own lets
-the disk begin early. A small model's pieces are written in the caller's thread: starting threads
+few recycled sets of buffers, which are all the memory in flight (`Turns`). A thread a file lets the
+disk begin early. A small model's pieces are written in the caller's thread: starting threads
 would cost more.
 """
 
@@ -79,7 +79,9 @@ class Draft:
         self._piece = min(PIECE, max(sizes, default=0))
         large = 4 * sum(sizes) > SMALL_BYTES
         self.workers = min(MAX_WORKERS, os.cpu_count() or 1) if large else 1
-        self._flusher = ThreadPoolExecutor(1, thread_name_prefix="flush") if large else None
+        self._flusher = (
+            ThreadPoolExecutor(len(names), thread_name_prefix="flush") if large else None
+        )
         self._flushes: list[Future[None]] = []
         self._unflushed = 0
         self._turns = [Turns() for _ in names]
@@ -184,7 +186,7 @@ class Draft:
         self._unflushed += num_bytes
         if self._flusher is None or self._unflushed < FLUSH_BYTES:
             return
-        if self._flushes and not self._flushes[-1].done():
+        if any(not one.done() for one in self._flushes):
             return  # the disk is at it
         self._unflushed = 0
         self._flushes = [one for one in self._flushes if one.done() and one.exception() is not None]
