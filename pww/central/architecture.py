@@ -101,7 +101,10 @@ def architecture(shapes: Shapes, decoder: Decoder) -> dict[str, Any]:
         rows, dim = shapes[EMBEDDING if EMBEDDING in shapes else HEAD]
         queries, keys = (layer[name][0] for name in TURNED)
         hidden = layer["feed_forward.w1.weight"][0]
-        head_dim = decoder.head_dim or layer["attention.q_norm.weight"][0]
+        normed = layer.get("attention.q_norm.weight", (0,))[0]  # the size of a head; Qwen3 only
+        if bool(normed) != (decoder.family == "qwen3"):
+            raise KeyError("attention.q_norm.weight" + (", which is there" if normed else ""))
+        head_dim = normed or decoder.head_dim
     except (KeyError, ValueError) as why:
         raise StateError(
             f"the tensors are not those of a dense {decoder.family} (looked for {why}): only Qwen3 "

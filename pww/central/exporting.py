@@ -13,7 +13,7 @@ from pww.central.huggingface import TOKENIZER, Facts, export
 from pww.config import paths
 from pww.config.load import read_config
 from pww.config.schema import Config, CustomModel, HfModel, Model, ShippedModel
-from pww.data import prepare
+from pww.data.corpus import find
 from pww.data.manifest import Manifest, read_manifest
 from pww.errors import DataError, PwwError, StateError
 
@@ -92,9 +92,10 @@ def _tokenizer(config: Config) -> tuple[Manifest | None, Path | None]:
             path = paths.PROJECT / config.central.manifest
             manifest, tokenizer = read_manifest(path), path.with_name(TOKENIZER)
         else:
-            corpus = prepare(
+            corpus = find(  # and not `prepare`, which may take hours
                 config.data, seq_len=config.model.seq_len,
                 vocab_multiple=config.model.vocab_multiple, project=paths.PROJECT,
+                command="python -m pww.data tokenize, and the words of the run",
             )  # fmt: skip
             manifest, tokenizer = corpus.manifest, corpus.tokenizer_file
     except DataError as why:

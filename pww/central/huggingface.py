@@ -48,7 +48,7 @@ def export(theta: Path, folder: Path, *, facts: Facts, tokenizer: Path | None) -
         with TensorReader(theta) as reader:
             shapes = {name: reader.shape(name) for name in reader.names}
             config = _text(architecture(shapes, facts.decoder) | _tokens(facts))
-            if _is_there(folder, facts, config=config):
+            if _is_there(folder, facts, config=config, tokenizer=tokenizer):
                 return folder
             folder.mkdir(parents=True, exist_ok=True)
             (folder / CONFIG).unlink(missing_ok=True)
@@ -80,8 +80,10 @@ def _tokens(facts: Facts) -> dict[str, int]:
     return {} if end is None else {"bos_token_id": end, "eos_token_id": end}
 
 
-def _is_there(folder: Path, facts: Facts, *, config: bytes) -> bool:
-    """Whether a complete export of this theta is in `folder`."""
+def _is_there(folder: Path, facts: Facts, *, config: bytes, tokenizer: Path | None) -> bool:
+    """Whether a complete export of this theta is in `folder`, its tokenizer too if there is one."""
+    if tokenizer is not None and not (folder / TOKENIZER).exists():
+        return False
     try:
         if (folder / CONFIG).read_bytes() != config:
             return False

@@ -182,7 +182,7 @@ class _Worker:
         work.out.put(number, name, tuple(buffers), size, update=update)
 
     def _mean(self, number: int, name: str, start: int, size: int) -> torch.Tensor:
-        """The deltas' weighted mean, in the memory of the first: `accumulate`'s bits."""
+        """The deltas' weighted mean, in the memory of the first: one plain kernel a line."""
         mean = torch.empty(0)
         marks = []
         sources = zip(self._work.usable, self._deltas, self._work.step.share, strict=True)

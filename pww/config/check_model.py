@@ -106,7 +106,11 @@ def transformers_fits(config: Config) -> Iterator[str]:
     model = config.model
     if model.kind != "hf":
         return
-    homes = {"vocab_size": "the corpus's tokenizer", "tie_word_embeddings": "model.tie_embeddings"}
+    tokenizer = "the corpus's tokenizer"
+    homes = {
+        "vocab_size": tokenizer, "tie_word_embeddings": "model.tie_embeddings",
+        "bos_token_id": tokenizer, "eos_token_id": tokenizer, "pad_token_id": tokenizer,
+    }  # fmt: skip
     for name in sorted(homes.keys() & model.changes.keys()):
         yield f"model.changes.{name}: comes from {homes[name]}; leave it out"
     if config.parallel.activation_checkpoint == "selective":

@@ -228,8 +228,18 @@ def _check(config: HfDecoder.Config) -> None:
             f"model.seq_len={model.seq_len}: {model.config} has {positions} positions; use fewer "
             "tokens, or change that number in model.changes"
         )
-    with torch.device("meta"):
-        built = _build(config)
+    try:
+        with torch.device("meta"):
+            built = _build(config)
+    except (ImportError, TypeError, ValueError) as fault:
+        text = " ".join(str(fault).split())[:200]
+        faults.append(
+            f"model.config={model.config}: transformers builds no causal model with torch's "
+            f"attention from it ({text}); use another model type, or other model.changes"
+        )
+        raise ConfigError(faults) from None
+    if wrong := _misfit(built, padded_vocab=config.padded_vocab, tied=model.tie_embeddings):
+        faults.append(f"model.config={model.config}: {wrong}")
     if any(_draws(module) for module in built.modules()):
         names = [n for n, v in hf.to_dict().items() if "drop" in n and isinstance(v, float) and v]
         faults.append(
@@ -238,6 +248,25 @@ def _check(config: HfDecoder.Config) -> None:
         )
     if faults:
         raise ConfigError(faults)
+
+
+def _misfit(built: Any, *, padded_vocab: int, tied: bool) -> str:
+    """What `transformers` made otherwise than it was told: some models keep sizes elsewhere."""
+    head, embedding = built.get_output_embeddings(), built.get_input_embeddings()
+    if head is None or embedding is None:
+        return "it has no embedding or no output layer of its own; use another model type"
+    rows = {len(embedding.weight), len(head.weight)}
+    if rows != {padded_vocab}:
+        return (
+            f"its vocabulary stays {max(rows)} where the corpus has {padded_vocab} (padded): it is "
+            "made of several models; use the type of its language model, such as gemma3_text"
+        )
+    if (head.weight is embedding.weight) != tied:
+        return (
+            f"it takes no notice of model.tie_embeddings={str(tied).lower()}; use "
+            f"model.tie_embeddings={str(not tied).lower()}"
+        )
+    return ""
 
 
 def _draws(module: nn.Module) -> bool:

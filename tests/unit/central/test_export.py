@@ -80,6 +80,15 @@ def test_names_of_other_models_are_refused() -> None:
         architecture(found, DECODER)
 
 
+def test_a_family_that_the_tensors_are_not_of_is_refused() -> None:
+    found = shapes()
+    with pytest.raises(StateError, match=r"not those of a dense llama3 \(looked for .*is there"):
+        architecture(found, Decoder("llama3", 64, head_dim=HEAD_DIM))
+    bare = {name: shape for name, shape in found.items() if not name.endswith("_norm.weight")}
+    with pytest.raises(StateError, match=r"not those of a dense qwen3 \(looked for .*q_norm"):
+        architecture(bare, DECODER)
+
+
 def test_what_is_there_of_this_theta_is_not_written_again(tmp_path: Path) -> None:
     theta = theta_in(tmp_path)
     folder = export(theta, tmp_path / "out", facts=FACTS, tokenizer=None)
@@ -89,6 +98,24 @@ def test_what_is_there_of_this_theta_is_not_written_again(tmp_path: Path) -> Non
     other = Facts(DECODER, round=4, state_hash="b" * 64, end_of_document=0)
     export(theta, folder, facts=other, tokenizer=None)
     assert (folder / MODEL).stat().st_ino != before
+
+
+def test_an_export_without_tokenizer_is_made_whole_once_there_is_one(tmp_path: Path) -> None:
+    theta = theta_in(tmp_path)
+    folder = export(theta, tmp_path / "out", facts=FACTS, tokenizer=None)
+    tokenizer = tmp_path / huggingface.TOKENIZER
+    tokenizer.write_text('{"added_tokens": []}')
+    export(theta, folder, facts=FACTS, tokenizer=tokenizer)
+    assert (folder / huggingface.TOKENIZER).read_bytes() == tokenizer.read_bytes()
+
+
+def test_an_export_tokenises_nothing(tmp_path: Path, monkeypatch, caplog) -> None:
+    monkeypatch.setattr(paths, "PROJECT", tmp_path)
+    config = compose(["data=text", "data.files=[own.txt]", f"data.roots=[{tmp_path}]"])
+    (tmp_path / "own.txt").write_text("alpha beta gamma\n" * 2000)
+    assert exporting._tokenizer(config) == (None, None)
+    assert "the export has no tokenizer: corpus 'text' is not tokenised" in caplog.text
+    assert not (tmp_path / config.data.cache).exists()
 
 
 def test_a_full_disk_leaves_no_folder_that_looks_complete(tmp_path: Path, monkeypatch) -> None:

@@ -243,8 +243,14 @@ CASES: list[tuple[dict[str, object], list[str]]] = [
     ),
     ({"model": {**SHIPPED, "family": "llama3", "flavor": "70B", "seq_len": 40961}}, []),
     (
-        {"model": {**HF, "changes": {"vocab_size": 5, "tie_word_embeddings": True}}},
+        {
+            "model": {
+                **HF,
+                "changes": {"vocab_size": 5, "tie_word_embeddings": True, "pad_token_id": 0},
+            }
+        },
         [
+            "model.changes.pad_token_id: comes from the corpus's tokenizer; leave it out",
             "model.changes.tie_word_embeddings: comes from model.tie_embeddings; leave it out",
             "model.changes.vocab_size: comes from the corpus's tokenizer; leave it out",
         ],

@@ -183,6 +183,21 @@ def test_a_set_has_the_runs_tokenizer_and_length(project: Path) -> None:
     assert again.folder == other.folder, "from the cache"
 
 
+def test_a_set_of_text_beside_a_corpus_with_a_column_of_its_own(project: Path) -> None:
+    lines = "".join(f'{{"body": "alpha beta gamma {i} {i * i}"}}\n' for i in range(1500))
+    (project / "data" / "own.jsonl").write_text(lines)
+    config = compose(
+        [
+            "data=jsonl", "data.files=[own.jsonl]", "data.column=body", "data.held_out=0.1",
+            f"data.roots=[{project / 'data'}]", "data.tokenizer.vocab_size=300",
+            "evaluation.max_windows=6",
+            "evaluation.sets=[{name: other, kind: text, files: [other.txt]}]",
+        ]
+    )  # fmt: skip
+    sets = open_sets(config, own(config, project), project=project)
+    assert sets["other"].manifest.num_windows == 6
+
+
 def test_a_set_without_text_is_named(project: Path) -> None:
     config = settings(project, files="gone.txt")
     with pytest.raises(DataError, match=r"evaluation set other: .*gone\.txt"):

@@ -70,6 +70,36 @@ def test_what_would_train_something_else_is_refused() -> None:
 
 
 @needs_transformers
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        (
+            "t5",
+            "transformers builds no causal model with torch's attention from it (Unrec",
+        ),
+        (
+            "bloom",
+            "transformers builds no causal model with torch's attention from it (Bl",
+        ),
+        ("gemma3", "its vocabulary stays 262208 where the corpus has 256 (padded): it is made of "),
+    ],
+)
+def test_what_transformers_builds_otherwise_is_refused(kind: str, told: str) -> None:
+    assert refused(hf(kind)).startswith(f"model.config={kind}: {told}")
+
+
+@needs_transformers
+def test_tying_that_a_model_takes_no_notice_of_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers import GPT2LMHeadModel
+
+    monkeypatch.setattr(GPT2LMHeadModel, "tie_weights", lambda self, *_, **more: None)
+    assert refused(hf("gpt2", {**SMALL, **CALM})) == (
+        "model.config=gpt2: it takes no notice of model.tie_embeddings=true; use "
+        "model.tie_embeddings=false"
+    )
+
+
+@needs_transformers
 def test_sizes_follow_from_the_changes_and_from_a_folder(tmp_path: Path) -> None:
     changes = {
         "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2,
