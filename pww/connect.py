@@ -13,6 +13,7 @@ from pathlib import Path
 
 from pww.clock import Clock
 from pww.config import paths
+from pww.config.same_model import architecture
 from pww.config.schema import Config, Darl
 from pww.errors import TrainerError
 from pww.lease.space import BlockSpace
@@ -99,6 +100,7 @@ def _session(
         node_key=node_key,
         space=start.space,
         model=start.model,
+        architecture=architecture(config.model),
         darl=darl,
         clock=clock,
         stop=stop,

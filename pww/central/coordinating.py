@@ -28,6 +28,7 @@ from pww.central.membership import Members
 from pww.central.same_settings import tell_changes
 from pww.clock import Clock
 from pww.config import paths
+from pww.config.same_model import architecture
 from pww.config.schema import Config
 from pww.data import prepare
 from pww.data.manifest import Manifest, read_manifest
@@ -75,6 +76,7 @@ def open_books(
         members=members, carriage=carriage(config, blob_port=ports.blob_port),
         staleness_window=config.diloco.staleness_window, limit_mb=config.transport.limit_mb,
         balanced=config.diloco.phase == "balanced", merges=merges,
+        architecture=architecture(config.model),
     )  # fmt: skip
     return Desk(books, ledger, space)
 

@@ -72,6 +72,7 @@ class Coordinator:
         balanced: bool = False,
         limit_mb: int = 0,
         carriage: Carriage | None = None,
+        architecture: str = "",
         merges: Callable[[], bool] = _always,
         new_run: Callable[[], str] = partial(secrets.token_hex, 16),
     ) -> None:
@@ -101,6 +102,7 @@ class Coordinator:
             aggregator_port=aggregator_port,
             limit_mb=limit_mb,
             carriage=carriage,
+            architecture=architecture,
             merges=merges,
         )
         self._announcer.deliver()

@@ -62,11 +62,13 @@ class Leasing:
         aggregator_port: int,
         limit_mb: int,
         carriage: Carriage | None,
+        architecture: str,
         merges: Callable[[], bool],
     ) -> None:
         self._state, self._deltas, self._merges = state, deltas, merges
         self._darl, self._balanced = darl, balanced
         self._port, self._limit_mb, self._carriage = aggregator_port, limit_mb, carriage
+        self._architecture = architecture
         self._ticked_s = state.clock.monotonic()
         self._floor_s = min(darl.ttl_floor_s, MAX_TTL_S)
         self._roster = Roster(state, announcer, detect_s=darl.detect_s)
@@ -94,7 +96,7 @@ class Leasing:
             Refused: see `registration.check` and `check_single`.
         """
         state, table = self._state, self._state.table
-        check(state, message, detect_s=self._darl.detect_s)
+        check(state, message, detect_s=self._darl.detect_s, architecture=self._architecture)
         if not self._merges():
             check_single(state, message)
         with state.change() as change:

@@ -13,8 +13,8 @@ READY_S = 2.0
 """How soon a site asks again whether there is an aggregator."""
 
 
-def check(state: State, message: Register, *, detect_s: float) -> None:
-    """Passes a registration or says why not; changes nothing.
+def check(state: State, message: Register, *, detect_s: float, architecture: str) -> None:
+    """Passes a registration or says why not; changes nothing. `architecture` is the central's.
 
     Raises:
         Refused: bad_request, wrong_run, wrong_space, wrong_model, unknown_incarnation or
@@ -40,6 +40,12 @@ def check(state: State, message: Register, *, detect_s: float) -> None:
         raise Refused(
             f"another model: site {message.model}, central {state.model} (of the first site): use "
             "the same model.* everywhere, or start a new run with run.name=...",
+            code="wrong_model",
+        )
+    if message.architecture and architecture and message.architecture != architecture:
+        raise Refused(
+            "another architecture: the tensors may be alike, but model.* of the site differs from "
+            "the central's; start both with the same model=... and model.* settings",
             code="wrong_model",
         )
     if state.ledger.rows(

@@ -52,6 +52,7 @@ class Session:
         node_key: str,
         space: BlockSpace,
         model: str,
+        architecture: str = "",
         darl: Darl,
         clock: Clock,
         stop: threading.Event,
@@ -65,14 +66,14 @@ class Session:
         self.incarnation = new_token()
         self._first = Register(
             replica=replica, incarnation=self.incarnation, node_key=node_key, run=claims.run,
-            space=space.info(), model=model, last_round=claims.last_round,
-            theta_round=claims.theta_round, theta_hash=claims.theta_hash, leases=claims.leases,
-            deltas=claims.deltas, residual=claims.residual, versions=dict(versions),
+            space=space.info(), model=model, architecture=architecture,
+            last_round=claims.last_round, theta_round=claims.theta_round,
+            theta_hash=claims.theta_hash, leases=claims.leases, deltas=claims.deltas,
+            residual=claims.residual, versions=dict(versions),
         )  # fmt: skip
         self._lock = threading.Lock()
         self._registered: Registered | None = None
-        self._held = Holdings()
-        self._turns = Turns()
+        self._held, self._turns = Holdings(), Turns()
         self._refused: Refused | None = None
         self._round = claims.last_round
         self._pace = Pace(floor_s=darl.ttl_floor_s)

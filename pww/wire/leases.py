@@ -81,6 +81,7 @@ class Register(Message):
     run: TokenOrNone  # run id that its checkpoint belongs to; "" on a first start
     space: SpaceInfo
     model: Digest  # `model_digest` of the parameters
+    architecture: DigestOrNone = ""  # what their shapes do not tell; "": not told
     last_round: Count  # newest round it has seen; a central behind it has lost state
     theta_round: Count = 0  # a round that it trained from, and the state hash of its theta then
     theta_hash: DigestOrNone = ""

@@ -79,8 +79,15 @@ class Gate:
 class Desk:
     """The central's books; `restart` is a new process on the same folder."""
 
-    def __init__(self, folder: Path, *, space: BlockSpace = SPACE, seeded: bool = True) -> None:
-        self.folder, self.space = folder, space
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        space: BlockSpace = SPACE,
+        seeded: bool = True,
+        architecture: str = "",
+    ) -> None:
+        self.folder, self.space, self.architecture = folder, space, architecture
         self.clock, self.darl = ManualClock(), DARL
         self.tokens = 0
         self.make_gate = Gate
@@ -99,6 +106,7 @@ class Desk:
             clock=self.clock,
             members=self.gate,
             staleness_window=2,
+            architecture=self.architecture,
             new_run=self.token,
         )
 

@@ -97,6 +97,16 @@ def test_the_first_model_binds(desk) -> None:
     refused(lambda: desk.site("s/b", model="f" * 64), "wrong_model", "another model")
 
 
+def test_another_architecture_of_the_same_shapes_is_refused(make_desk) -> None:
+    desk = make_desk("told", architecture="c" * 64)
+    desk.site("s/a", architecture="c" * 64)
+    desk.site("s/b")  # one that does not say
+    refused(
+        lambda: desk.site("s/c", architecture="d" * 64), "wrong_model",
+        "model.* of the site differs from the central's; start both with the same model=...",
+    )  # fmt: skip
+
+
 def test_another_protocol_is_refused(desk) -> None:
     text = f"protocol 9 at the site, {PROTOCOL} at the cent"
     refused(lambda: desk.site(protocol=9), "bad_request", text)
