@@ -14,7 +14,7 @@ from pathlib import Path
 from pww.clock import Clock, SystemClock
 from pww.config.schema import BpeTokenizer, Data, FileTokenizer
 from pww.data.build import TOKENIZER_FILE, build, padded
-from pww.data.cache import published
+from pww.data.cache import is_being_built, published
 from pww.data.kept import SUFFIX
 from pww.data.manifest import FILE, TOOL, Manifest, canonical_json, read_manifest
 from pww.data.shards import Ids, Shards, Windows
@@ -197,7 +197,7 @@ def prepare(
             shutil.rmtree(place.kept, ignore_errors=True)
             raise
         _log.info(
-            "tokenised %s in %.1f s: %s tokens, %s training and %s held-out windows, vocabulary %s",
+            "tokenised %s in %.1f s: %s tokens, %s windows and %s held out, vocabulary %s",
             data.name,
             clock.monotonic() - started,
             f"{made.num_tokens:,}",
@@ -206,6 +206,8 @@ def prepare(
             f"{made.vocab_size:,}",
         )
 
+    if place.entry.is_dir():
+        _log.info("corpus %s was tokenised already", data.name)
     published(place.entry, build=make, clock=clock)
     if place.kept.exists():
         shutil.rmtree(place.kept, ignore_errors=True)
@@ -237,7 +239,11 @@ def _opened(place: Place, *, seq_len: int, vocab_multiple: int) -> Corpus:
 def _tell_of_others(place: Place) -> None:
     """Says where unfinished builds of other settings lie: only a person knows if they go on."""
     for folder in sorted(place.entry.parent.glob(f"*{SUFFIX}")):
-        if folder != place.kept:
+        if folder == place.kept:
+            continue
+        if is_being_built(folder.with_name(folder.name.removesuffix(SUFFIX))):
+            _log.info("%s is in use by another process, which makes that corpus", folder)
+        else:
             _log.info(
                 "%s is of an unfinished build with other settings; delete it if it will not go on",
                 folder,

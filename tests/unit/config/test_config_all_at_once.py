@@ -218,3 +218,13 @@ def test_feedback_belongs_to_a_codec_that_loses_something() -> None:
         with pytest.raises(ConfigError) as caught:
             compose(words)
         assert caught.value.faults == (fault,)
+
+
+def test_a_key_of_another_choice_is_told_whose_it_is() -> None:
+    with pytest.raises(ConfigError) as fault:
+        compose(["optim.momentum=0.9", "optim.newton=3", "model.flavor=8B"])
+    of_muon, of_none, of_kind = fault.value.faults
+    assert of_muon.startswith("optim.momentum=0.9: optim has no key momentum; it has accumulate, ")
+    assert of_muon.endswith(", weight_decay; it is of optim=muon")
+    assert "it is of" not in of_none
+    assert "it is of" not in of_kind  # model.kind has variants, which are no choices of model=

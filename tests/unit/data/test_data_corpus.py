@@ -106,6 +106,7 @@ def test_a_second_call_takes_it_from_the_cache(made, caplog):
     caplog.set_level("INFO")
     first = made()
     assert "tokenised sample in" in caplog.text
+    assert "training" not in caplog.text.rpartition("tokenised sample in")[2]  # not if it is a set
     before = first.tokenizer_file.stat()
     caplog.clear()
     second = made()
