@@ -41,7 +41,11 @@ def test_a_tokenizer_that_is_not_clear_is_refused(
         with_tokenizer(words, here=tmp_path)
 
 
-@pytest.mark.parametrize("program", [data, train.start, lambda words: central(list(words))])
+@pytest.mark.parametrize(
+    "program",
+    [train.start, lambda words: central(list(words)), lambda words: data(["tokenize", *words])],
+    ids=["train", "central", "data"],
+)
 def test_every_program_takes_it(
     program: Callable[[Sequence[str]], int], capsys: pytest.CaptureFixture[str]
 ) -> None:
