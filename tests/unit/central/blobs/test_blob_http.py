@@ -282,12 +282,12 @@ def test_fault_of_ours(desk: Desk, http: httpx.Client, monkeypatch, caplog) -> N
 def test_who_leaves_a_piece_that_was_begun_again_leaves_no_trace(app: BlobApp) -> None:
     """Its writer refuses then, and nobody is there to be told."""
 
-    class Body:
-        bites = [np.zeros(8, np.uint8)]
+    bites = [np.zeros(8, np.uint8)]
 
+    class Body:
         async def next(self, silent_s: float) -> Any:
-            if self.bites:
-                return self.bites.pop()
+            if bites:
+                return bites.pop()
             raise TimeoutError
 
         def end(self) -> None:
