@@ -183,8 +183,8 @@ class Composer:
             faults.keys.add(key)
         elif not _has(base, key):
             others = [f"{head}={one}" for one in whose(key) if one in self.options(head)]
-            hint = f"; it is of {' or '.join(others)}" if others else ""
-            meant = [] if others else _meant(base, key)
+            hint = f"; it is of {others[0]}" if len(others) == 1 else ""
+            meant = [] if hint else _meant(base, key)
             faults.add(f"{line}: {_unknown(base, key, hint=hint)}", key, *meant)
         else:
             faults.add(f"{line}: {flat(error)}", key)

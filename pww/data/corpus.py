@@ -50,7 +50,7 @@ class Corpus:
         Raises:
             DataError: an id is not in `[0, manifest.num_windows)`.
         """
-        return self._training.read(ids)
+        return self._known(self._training.read(ids))
 
     def held_out(self, ids: Ids) -> Windows:
         """Held-out windows, like `windows`.
@@ -58,7 +58,7 @@ class Corpus:
         Raises:
             DataError: an id is not in `[0, manifest.num_held_out)`.
         """
-        return self._held_out.read(ids)
+        return self._known(self._held_out.read(ids))
 
     def decode(self, window: Sequence[int]) -> str:
         """The text of one window; a character that its edge cuts shows as U+FFFD.
@@ -86,6 +86,16 @@ class Corpus:
                     f"{self.folder / FILE} has {what} {found}, this run needs {wanted};"
                     f" delete {self.folder} and start again"
                 )
+
+    def _known(self, windows: Windows) -> Windows:
+        """Passes what the vocabulary has: a damaged shard would be trained on without a word."""
+        largest, size = int(windows.max(initial=0)), self.manifest.vocab_size
+        if largest >= size:
+            raise DataError(
+                f"a shard of {self.folder} is damaged: it holds token {largest}, its vocabulary has"
+                f" {size:,}; delete {self.folder} and start again"
+            )
+        return windows
 
     def _open(self, what: str) -> Shards:
         made = self.manifest

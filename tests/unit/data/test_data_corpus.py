@@ -312,6 +312,21 @@ def test_a_damaged_entry_is_refused_with_both_values(made):
         made()
 
 
+def test_a_token_that_no_text_has_is_refused(made):
+    """Sizes and headers of a damaged shard may be right."""
+    corpus = made()
+    shard = corpus.folder / corpus.manifest.shards[0].name
+    shard.chmod(0o600)
+    with shard.open("r+b") as file:
+        file.seek(-2, 2)
+        file.write(b"\xff\xff")
+    damaged = made()
+    last = damaged.manifest.num_windows - 1
+    assert damaged.windows([0]).size
+    with pytest.raises(DataError, match="is damaged: it holds token 65535, its vocabulary has 300"):
+        damaged.windows([last])
+
+
 def test_a_manifest_of_other_settings_is_refused_with_both_values(made):
     with pytest.raises(DataError, match=r"manifest.json has seq_len 16, this run needs 32; delete"):
         made().check(seq_len=32, vocab_multiple=256)
