@@ -20,7 +20,9 @@ def test_a_tokenizer_is_given_by_one_word(tmp_path: Path) -> None:
     assert ours == [
         "data=c4", "seed=1", "data/tokenizer=file", f"data.tokenizer.path={tmp_path}/t.json"
     ]  # fmt: skip
-    assert compose(ours).data.tokenizer.path == f"{tmp_path}/t.json"
+    composed = compose(ours).data.tokenizer
+    assert composed.kind == "file"
+    assert composed.path == f"{tmp_path}/t.json"
     theirs = with_tokenizer(["tokenizer=gpt2/tokenizer.json"], here=tmp_path)
     assert theirs[-1] == "data.tokenizer.path=gpt2/tokenizer.json"  # below one of data.roots
     assert with_tokenizer(["data=c4"], here=tmp_path) == ["data=c4"]
