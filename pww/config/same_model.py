@@ -17,7 +17,7 @@ FREE = ("name", "dtype", "vocab_multiple")
 def architecture(model: Model) -> str:
     """SHA-256 in hex over the model's settings; "" if a folder that they name is not here."""
     settings = model.model_dump(mode="json", exclude=set(FREE))
-    if isinstance(model, HfModel) and "/" in model.config:
+    if isinstance(model, HfModel) and ("/" in model.config or Path(model.config).is_dir()):
         try:
             settings["config"] = json.loads(Path(model.config, "config.json").read_bytes())
         except (OSError, ValueError):
