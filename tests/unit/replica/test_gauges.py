@@ -60,13 +60,13 @@ def test_without_a_peak_there_is_no_mfu() -> None:
 
 def test_a_wait_ends_where_the_phase_begins_and_evaluation_is_none() -> None:
     clock = ManualClock()
-    meters = Meters(H100, clock=clock)
+    meters = Meters(H100, clock=clock, sent=lambda: 50)
     clock.advance(5.0)
     meters.evaluated(3.0)
     meters.begins()
     assert meters.wait_s == 2.0
     clock.advance(100.0)  # the phase
-    meters.exchanged(7.0, bytes_up=50)
+    meters.exchanged(7.0)
     clock.advance(1.5)
     meters.begins()
     gauges = meters.read(PHASE)
