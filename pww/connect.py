@@ -242,9 +242,7 @@ def _federated(
         return {**found, "retries": found["retries"] + port.num_retries}
 
     moved = Transfers if carrier is None else carrier.transfers
-    return Ends(
-        session, exchange, close, carriage, counts, moved, sent=lambda: exchange.sent_bytes
-    )
+    return Ends(session, exchange, close, carriage, counts, moved, sent=lambda: exchange.sent_bytes)
 
 
 def _check_size(start: Start, *, theirs_mb: int, ours_mb: int) -> None:

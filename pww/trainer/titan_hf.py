@@ -30,7 +30,7 @@ from pww.trainer.shards import WRAPPED, parameters, scatter
 
 PROBE_TOKENS = 8
 EXPERTS = re.compile(r"(^|_)(n|num)_(\w+_)?experts$")
-"""num_experts, num_local_experts, n_routed_experts, moe_num_experts, … but no num_experts_per_tok."""
+"""num_experts, num_local_experts, n_routed_experts, moe_num_experts; no num_experts_per_tok."""
 
 
 class HfDecoder(BaseModel):  # type: ignore[misc]

@@ -103,7 +103,9 @@ class Counted(Pull):
 def test_rows_have_speed_waits_and_the_other_corpora(tmp_path: Path) -> None:
     ranks = alone()
     lone = Lone(tmp_path / "run", ranks, trainer=Counted())
-    lone.report.meters = Meters(Hardware("H100", 2, 4e13), clock=lone.trainer.clock)
+    lone.report.meters = Meters(
+        Hardware("H100", 2, 4e13), clock=lone.trainer.clock, sent=lone.ends.sent
+    )
     lone.train()
     ranks.close()
     rows = read_json_lines(tmp_path / "run" / "metrics.jsonl")
