@@ -111,7 +111,7 @@ def _train(
     stack.callback(ranks.close)
     ranks.handle_signals()
 
-    def find_or_make() -> dict[str, Corpus]:
+    def find_or_make() -> "dict[str, Corpus]":
         found = prepare(
             config.data,
             seq_len=config.model.seq_len,
