@@ -4,7 +4,8 @@
                                                    trained alone; at any time
     python -m pww.export outputs/RUN out=FOLDER    into this folder
 
-RUN/final holds it after the end of a run (a central has exported by then), RUN/export before.
+RUN/final holds it after the end of a central's run (it has exported by then); before that, and of a
+run that trained alone, it goes to RUN/export.
 The folder gets config.json, model.safetensors (fp32) and tokenizer.json:
 
     AutoModelForCausalLM.from_pretrained(FOLDER)

@@ -6,12 +6,14 @@ a wrong configuration, 130 stopped and resumable.
 """
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from pww.clock import SystemClock
 from pww.config import paths
 from pww.config.load import run_app
 from pww.config.schema import Config
+from pww.config.shorthand import with_tokenizer
 from pww.errors import ConfigError
 
 
@@ -92,5 +94,15 @@ def settle(config: Config, given: frozenset[str]) -> Config:
     return config
 
 
+def start(argv: Sequence[str]) -> int:
+    """The program: the words after its name in, the exit code out."""
+    try:
+        words = with_tokenizer(argv, here=Path.cwd())
+    except ConfigError as fault:
+        print(fault, file=sys.stderr)
+        return fault.exit_code
+    return run_app(main, program="pww.train", refine=settle, argv=words)
+
+
 if __name__ == "__main__":
-    sys.exit(run_app(main, program="pww.train", refine=settle))
+    sys.exit(start(sys.argv[1:]))

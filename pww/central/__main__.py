@@ -26,6 +26,7 @@ from pww.clock import SystemClock
 from pww.config import paths
 from pww.config.load import run_app
 from pww.config.schema import Config
+from pww.config.shorthand import with_tokenizer
 from pww.errors import ConfigError, PwwError, StateError, Stopped
 
 log = logging.getLogger("pww.central")
@@ -38,6 +39,10 @@ def main(argv: list[str]) -> int:
         sys.stdout.flush()
         if code is not None:
             return code
+        words = with_tokenizer(argv, here=Path.cwd())
+    except ConfigError as fault:
+        print(fault, file=sys.stderr)
+        return fault.exit_code
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return Stopped.exit_code
@@ -49,6 +54,7 @@ def main(argv: list[str]) -> int:
         program="pww.central",
         defaults=("run.name=central-${data.name}",),
         refine=_settle,
+        argv=words,
     )
 
 

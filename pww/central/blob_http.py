@@ -194,6 +194,7 @@ class BlobApp:
         finally:
             if writing is not None:
                 await asyncio.wait({writing})  # it reads from the body's memory
+                writing.exception()  # the client who left is not told; nobody else need be
             body.end()
         if writing is not None:
             await writing

@@ -14,7 +14,7 @@ from pww.metrics import Metrics, perplexity, set_columns
 from pww.wire import Invitation, Offer, PayloadInfo, RoundReport, Seed, Verdict
 
 log = logging.getLogger(__name__)
-IDLE_LINE_S, SWEEP_S = 30.0, 600.0
+IDLE_LINE_S, SWEEP_S = 30.0, 60.0
 NOTED_BYTES = 8 << 20
 """How much of metrics.jsonl is looked at when a central starts: the rows of `MANY` rounds."""
 MANY = 1000

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from pww.config.faults import Faults, did_you_mean, flat, refusals
 from pww.config.paths import CONF, PROJECT
-from pww.config.words import line_of, parse
+from pww.config.words import line_of, parse, whose
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
@@ -70,6 +70,12 @@ class Composer:
         if not re.fullmatch(r"\w[\w/-]*", group):
             return []
         return sorted(set(self._files.get_group_options(group, ObjectType.CONFIG)))
+
+    def _choices(self, group: str, base: "DictConfig") -> list[str]:
+        """What `group=` takes; folders below it that are no groups of their own are choices too."""
+        own, chosen = self.options(group), base.hydra.runtime.choices
+        below = [g for g in self.groups(group) if own and g not in chosen]
+        return own + [f"{g[len(group) + 1 :]}/{o}" for g in below for o in self.options(g)]
 
     def groups(self, above: str = "") -> list[str]:
         """Every group of ours, subgroups included, in the order of their names."""
@@ -153,7 +159,7 @@ class Composer:
         """One sentence on why Hydra refused `override`."""
         key, line = override.key_or_group, line_of(override)
         head = key.partition(".")[0]
-        options = [] if isinstance(override.value(), dict) else self.options(key)
+        options = [] if isinstance(override.value(), dict) else self._choices(key, base)
         if override.is_sweep_override():
             typed = line.replace("'", "")  # without the quotes that a key of text got
             plain = typed.partition("=")[2]
@@ -176,7 +182,10 @@ class Composer:
             # its group was refused, so whether the key exists there cannot be said
             faults.keys.add(key)
         elif not _has(base, key):
-            faults.add(f"{line}: {_unknown(base, key)}", key, *_meant(base, key))
+            others = [f"{head}={one}" for one in whose(key) if one in self.options(head)]
+            hint = f"; it is of {others[0]}" if len(others) == 1 else ""
+            meant = [] if hint else _meant(base, key)
+            faults.add(f"{line}: {_unknown(base, key, hint=hint)}", key, *meant)
         else:
             faults.add(f"{line}: {flat(error)}", key)
 
@@ -251,8 +260,8 @@ def _meant(config: "DictConfig", key: str) -> list[str]:
     return difflib.get_close_matches(key, _keys(config), n=1, cutoff=0.6)
 
 
-def _unknown(config: "DictConfig", key: str) -> str:
-    """Which part of `key` does not exist, and what does."""
+def _unknown(config: "DictConfig", key: str, *, hint: str) -> str:
+    """Which part of `key` does not exist, and what does; `hint` instead of a guess."""
     from omegaconf import OmegaConf
 
     parts = key.split(".")
@@ -266,5 +275,5 @@ def _unknown(config: "DictConfig", key: str) -> str:
             where = (
                 f"{above} has no key {part}; it has" if above else "no such key or group; there are"
             )
-            return f"{where} {', '.join(names)}{did_you_mean(key, _keys(config))}"
+            return f"{where} {', '.join(names)}{hint or did_you_mean(key, _keys(config))}"
     return "cannot be set"

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from pww.config.check import check
 from pww.config.compose import Composer, Source, composer
 from pww.config.faults import Faults
+from pww.config.inherited import never_over_another, never_taken_away
 from pww.config.refused import explain
 from pww.config.resolve import plain, spread
 from pww.config.schema import Config
@@ -22,6 +23,7 @@ from pww.errors import ConfigError
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
+    from omegaconf import DictConfig
 
 Refine = Callable[[Config, frozenset[str]], Config]
 """A program's own last check, given the keys that the user set; it may raise ConfigError."""
@@ -116,6 +118,8 @@ def _one(
         hydra.launcher(tree, faults)
     values, derived = plain(tree, faults)
     spread(faults, derived)
+    if isinstance(values.get("model"), dict) and values["model"].get("kind") == "hf":
+        _changes(hydra, tree, values["model"], overrides, faults)
     config = _validated(values, faults, derived)
     if config is None or faults.keys:
         base, _ = plain(hydra.compose(groups), Faults())
@@ -124,6 +128,21 @@ def _one(
         for sentence in check(config, at_fault=faults.touches):
             faults.add(sentence)
     return config
+
+
+def _changes(
+    hydra: Composer,
+    tree: "DictConfig",
+    model: Mapping[str, Any],
+    overrides: Sequence["Override"],
+    faults: Faults,
+) -> None:
+    """What a model of `transformers` is, and what its file changes, must be of one mind."""
+    never_taken_away(overrides, faults)
+    choice = tree.hydra.runtime.choices["model"]
+    alone, _ = plain(hydra.compose([f"model={choice}"]), Faults())
+    given = {override.key_or_group for override in overrides}
+    never_over_another(choice, model, alone["model"], given, faults)
 
 
 def _validated(

@@ -5,7 +5,7 @@ Where the schema wants text, a number stays what was typed: `run.name=0123`, `re
 
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from pww.config.faults import Faults
 
@@ -102,6 +102,19 @@ def is_text(path: str) -> bool:
     return any(
         leaf in cls.model_fields and cls.model_fields[leaf].annotation is str for cls in classes
     )
+
+
+def whose(path: str) -> list[str]:
+    """Of a group that has variants: the tags of those with the key `path`."""
+    from pww.config.schema import Config
+
+    group, _, leaf = path.partition(".")
+    field = Config.model_fields.get(group)
+    tag = None if field is None else field.discriminator
+    if field is None or not isinstance(tag, str):
+        return []
+    variants = [one for one in _sections(field.annotation) if leaf in one.model_fields]
+    return sorted(get_args(one.model_fields[tag].annotation)[0] for one in variants)
 
 
 def _sections(annotation: Any) -> "set[type[Section]]":

@@ -15,8 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pww.config import paths
+from pww.config.faults import did_you_mean
 from pww.config.load import run_app
 from pww.config.schema import Config
+from pww.config.shorthand import with_tokenizer
 from pww.errors import ConfigError, Stopped
 
 COMMANDS = ("tokenize", "show")
@@ -96,28 +98,6 @@ def show(config: Config, asked: Asked, *, command: str) -> int:
     return 0
 
 
-def with_tokenizer(words: Sequence[str], *, here: Path) -> list[str]:
-    """`tokenizer=PATH` in the words that the configuration knows; a path typed here stays valid.
-
-    Raises:
-        ConfigError: it is given twice, or without a path.
-    """
-    given = [word for word in words if word.startswith("tokenizer=")]
-    others = [word for word in words if word not in given]
-    if not given:
-        return others
-    path = given[0].partition("=")[2]
-    clash = [word for word in others if word.startswith(("data/tokenizer=", "data.tokenizer."))]
-    if len(given) > 1 or clash:
-        both = " ".join([*given, *clash])
-        raise ConfigError([f"{both}: says more than once which tokenizer; leave one"])
-    if not path:
-        raise ConfigError(["tokenizer=: give the path of a tokenizer.json"])
-    if (here / path).is_file() and not (paths.PROJECT / path).is_file():
-        path = str((here / path).resolve())
-    return [*others, "data/tokenizer=file", f"data.tokenizer.path={path}"]
-
-
 def _command(argv: Sequence[str]) -> tuple[str, list[str]]:
     """The command, wherever it stands, and the other words; `--help` and its like need none."""
     found = [word for word in argv if word in COMMANDS]
@@ -126,8 +106,10 @@ def _command(argv: Sequence[str]) -> tuple[str, list[str]]:
         return found[0], others
     if not found and any(word.startswith("-") for word in argv):
         return "tokenize", others  # --help, --cfg job
-    said = " ".join(found) or "none"
-    raise ConfigError([f"command: {said}; give one of tokenize, show (--help says more)"])
+    bare = [word for word in argv if "=" not in word]
+    said = " ".join(found or bare) or "none"
+    near = did_you_mean(bare[0], COMMANDS) if bare and not found else ""
+    raise ConfigError([f"command: {said}; give one of tokenize, show (--help says more){near}"])
 
 
 def _asked(words: Sequence[str]) -> tuple[Asked, list[str]]:

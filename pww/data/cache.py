@@ -55,6 +55,19 @@ def published(entry: Path, *, build: Callable[[Path], None], clock: Clock) -> No
         ) from None
 
 
+def is_being_built(entry: Path) -> bool:
+    """Whether a live process holds the entry's lock at this moment."""
+    if not _lock_folder(entry).is_dir():
+        return False  # nobody ever has, and to look must make nothing
+    try:
+        with _lock(entry):
+            return False
+    except InUse:
+        return True
+    except StateError:
+        return False
+
+
 @contextmanager
 def _waiting(entry: Path, clock: Clock) -> Iterator[None]:
     """Holds the entry's lock; while another process has it, waits visibly."""
@@ -82,7 +95,11 @@ def _waiting(entry: Path, clock: Clock) -> Iterator[None]:
 
 
 def _lock(entry: Path) -> AbstractContextManager[None]:
-    return owned(entry.with_name(f"{entry.name}.lock"), remedy="wait for it")
+    return owned(_lock_folder(entry), remedy="wait for it")
+
+
+def _lock_folder(entry: Path) -> Path:
+    return entry.with_name(f"{entry.name}.lock")
 
 
 def _sweep(entry: Path) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from pww.clock import Clock, SystemClock
 from pww.config.schema import BpeTokenizer, Data, FileTokenizer
 from pww.data.build import TOKENIZER_FILE, build, padded
-from pww.data.cache import published
+from pww.data.cache import is_being_built, published
 from pww.data.kept import SUFFIX
 from pww.data.manifest import FILE, TOOL, Manifest, canonical_json, read_manifest
 from pww.data.shards import Ids, Shards, Windows
@@ -50,7 +50,7 @@ class Corpus:
         Raises:
             DataError: an id is not in `[0, manifest.num_windows)`.
         """
-        return self._training.read(ids)
+        return self._known(self._training.read(ids))
 
     def held_out(self, ids: Ids) -> Windows:
         """Held-out windows, like `windows`.
@@ -58,7 +58,7 @@ class Corpus:
         Raises:
             DataError: an id is not in `[0, manifest.num_held_out)`.
         """
-        return self._held_out.read(ids)
+        return self._known(self._held_out.read(ids))
 
     def decode(self, window: Sequence[int]) -> str:
         """The text of one window; a character that its edge cuts shows as U+FFFD.
@@ -86,6 +86,16 @@ class Corpus:
                     f"{self.folder / FILE} has {what} {found}, this run needs {wanted};"
                     f" delete {self.folder} and start again"
                 )
+
+    def _known(self, windows: Windows) -> Windows:
+        """Passes what the vocabulary has: a damaged shard would be trained on without a word."""
+        largest, size = int(windows.max(initial=0)), self.manifest.vocab_size
+        if largest >= size:
+            raise DataError(
+                f"a shard of {self.folder} is damaged: it holds token {largest}, its vocabulary has"
+                f" {size:,}; delete {self.folder} and start again"
+            )
+        return windows
 
     def _open(self, what: str) -> Shards:
         made = self.manifest
@@ -197,7 +207,7 @@ def prepare(
             shutil.rmtree(place.kept, ignore_errors=True)
             raise
         _log.info(
-            "tokenised %s in %.1f s: %s tokens, %s training and %s held-out windows, vocabulary %s",
+            "tokenised %s in %.1f s: %s tokens, %s windows and %s held out, vocabulary %s",
             data.name,
             clock.monotonic() - started,
             f"{made.num_tokens:,}",
@@ -206,6 +216,8 @@ def prepare(
             f"{made.vocab_size:,}",
         )
 
+    if place.entry.is_dir():
+        _log.info("corpus %s was tokenised already", data.name)
     published(place.entry, build=make, clock=clock)
     if place.kept.exists():
         shutil.rmtree(place.kept, ignore_errors=True)
@@ -237,7 +249,11 @@ def _opened(place: Place, *, seq_len: int, vocab_multiple: int) -> Corpus:
 def _tell_of_others(place: Place) -> None:
     """Says where unfinished builds of other settings lie: only a person knows if they go on."""
     for folder in sorted(place.entry.parent.glob(f"*{SUFFIX}")):
-        if folder != place.kept:
+        if folder == place.kept:
+            continue
+        if is_being_built(folder.with_name(folder.name.removesuffix(SUFFIX))):
+            _log.info("%s is in use by another process, which makes that corpus", folder)
+        else:
             _log.info(
                 "%s is of an unfinished build with other settings; delete it if it will not go on",
                 folder,

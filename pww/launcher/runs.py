@@ -146,6 +146,8 @@ def _resumed(config: Config, folder: Path, given: frozenset[str]) -> Config:
     """The stored configuration, with what may differ taken from the command line."""
     shown = paths.shown(folder)
     key = f"resume={config.resume}"
+    if not folder.exists():
+        raise ConfigError([f"{key}: there is no folder {shown}"])
     if not (folder / paths.CONFIG_FILE).is_file():
         raise ConfigError([f"{key}: {shown} holds no run ({paths.CONFIG_FILE} is missing)"])
     if (folder / paths.FINISHED).exists():

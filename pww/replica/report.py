@@ -45,6 +45,7 @@ class Totals:
     first_held_out: float = math.nan
     last_round: int = -1
     last_held_out: float = math.nan
+    sets: dict[str, tuple[float, float]] = field(default_factory=dict)  # first and last loss
     unsent: list[str] = field(default_factory=list)  # residuals that nobody gets any more
 
 
@@ -98,6 +99,11 @@ class Report:
         if self.totals.first_round < 0:
             self.totals.first_round, self.totals.first_held_out = theta.round, result.loss
         self.totals.last_round, self.totals.last_held_out = theta.round, result.loss
+        for one in result.sets:
+            self.totals.sets[one.name] = (
+                self.totals.sets.get(one.name, (one.loss, math.nan))[0],
+                one.loss,
+            )
         if self._metrics is not None:
             self._metrics.row(
                 "eval", step=trainer.step, round=theta.round, tokens=self._tokens_total,
@@ -105,7 +111,8 @@ class Report:
                 held_out_tokens=result.tokens, state_hash=theta.state_hash,
                 evaluation_seconds=took_s, **set_columns(result.sets),
             )  # fmt: skip
-            log.info("round %d: held-out loss %.4f", theta.round, result.loss)
+            others = "".join(f", {one.name} {one.loss:.4f}" for one in result.sets)
+            log.info("round %d: held-out loss %.4f%s", theta.round, result.loss, others)
         return result
 
     def steps(self, lease: Lease, theta: Theta, *, ahead: int = 0) -> StepHook:
@@ -234,10 +241,12 @@ class Report:
         """A few lines: what happened and where it is."""
         t = self.totals
         unsent = [f"  never sent   what encoding lost: {text}" for text in t.unsent]
+        sets = [f"  loss of {n} {a:.4f} -> {b:.4f}" for n, (a, b) in t.sets.items()]
         lines = [
             f"{ended}: {t.merged} phases merged, {t.rejected} rejected, {t.tokens:,} tokens",
             f"  held-out loss {t.first_held_out:.4f} (round {t.first_round}) -> "
             f"{t.last_held_out:.4f} (round {t.last_round})",
+            *sets,
             *unsent,
             f"  metrics      {self._run / 'metrics.jsonl'}",
             f"  checkpoints  {self._run / 'checkpoints'}",

@@ -131,7 +131,8 @@ def transformers_config(model: HfModel, *, padded_vocab: int) -> Any:
     }
     try:
         kind, given = _named(model.config)
-        names = sorted(AutoConfig.for_model(kind, **given).to_dict())
+        own = AutoConfig.for_model(kind, **given)
+        names = sorted(own.to_dict())
         unknown = [name for name in model.changes if name not in names]
         if unknown:
             raise ConfigError(
@@ -141,6 +142,8 @@ def transformers_config(model: HfModel, *, padded_vocab: int) -> Any:
                     for name in unknown
                 ]
             )
+        if given and own.tie_word_embeddings != model.tie_embeddings:
+            raise ConfigError([_tied_otherwise(model)])
         # All at once: sizes that follow from others are worked out from these
         return AutoConfig.for_model(kind, **{**given, **model.changes, **ours})
     except (OSError, ValueError, TypeError) as fault:
@@ -152,6 +155,16 @@ def transformers_config(model: HfModel, *, padded_vocab: int) -> Any:
                 "config.json"
             ]
         ) from None
+
+
+def _tied_otherwise(model: HfModel) -> str:
+    tied = model.tie_embeddings
+    theirs = "an output layer of its own" if tied else "its embedding as output layer"
+    return (
+        f"model.tie_embeddings={str(tied).lower()}: the model in {model.config} has {theirs}; give "
+        f"model.tie_embeddings={str(not tied).lower()}, or change tie_word_embeddings in its "
+        "config.json"
+    )
 
 
 def _named(config: str) -> tuple[str, dict[str, Any]]:

@@ -20,15 +20,15 @@ DEFAULTS = {"codecs": ",".join(DOWN), "seeds": "3", "windows": "2400", "steps": 
 DATA = ("data", "../shared/data")
 
 
-def held_out(codec: str, seed: int, *, windows: str, steps: str) -> tuple[float, float]:
-    """The loss before and after one run."""
+def held_out(codec: str, seed: int, *, windows: str, steps: str) -> tuple[float, float, int]:
+    """The loss before and after one run, and its merges."""
     corpus = "tinyshakespeare" if any(
         Path(root, "tinyshakespeare/input.txt").exists() for root in DATA
     ) else "pydocs"  # fmt: skip
     done = subprocess.run(
         [sys.executable, "-m", "pww.demo", "sites=2", f"data={corpus}",
          f"data.max_windows={windows}", f"diloco.inner_steps={steps}",
-         "diloco.quorum=1", "diloco.grace=10", f"seed={seed}",
+         "diloco.quorum=1", "diloco.grace=10", "darl.detect_s=60", f"seed={seed}",
          f"darl.seed={seed}", f"codec={codec}", f"transport.down={DOWN[codec]}",
          "metrics.wandb.mode=disabled"],
         capture_output=True, text=True, check=False, timeout=1200,
@@ -36,7 +36,7 @@ def held_out(codec: str, seed: int, *, windows: str, steps: str) -> tuple[float,
     if done.returncode:
         sys.exit(f"codec={codec} seed={seed} failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
     told = json.loads(done.stdout.splitlines()[-1])
-    return float(told["held_out_first"]), float(told["held_out_last"])
+    return float(told["held_out_first"]), float(told["held_out_last"]), int(told["merges"])
 
 
 def main(words: list[str]) -> None:
@@ -49,9 +49,12 @@ def main(words: list[str]) -> None:
     losses: dict[str, list[float]] = {}
     for seed in range(int(asked["seeds"])):
         for codec in asked["codecs"].split(","):
-            first, last = held_out(codec, seed, windows=asked["windows"], steps=asked["steps"])
+            first, last, merges = held_out(
+                codec, seed, windows=asked["windows"], steps=asked["steps"]
+            )
             losses.setdefault(codec, []).append(last)
-            told = {"codec": codec, "seed": seed, "first": round(first, 4), "last": round(last, 4)}
+            told = {"codec": codec, "seed": seed, "merges": merges}
+            told |= {"first": round(first, 4), "last": round(last, 4)}
             print(json.dumps(told), flush=True)
     exact = np.array(losses.get("fp32", [np.nan]))
     for codec, found in losses.items():

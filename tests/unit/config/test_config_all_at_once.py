@@ -119,7 +119,7 @@ def test_values_that_the_schema_refuses() -> None:
             "metrics.wandb.mode=onlin: one of offline, online, disabled; did you mean online?",
             "model.dtype=fp16: one of fp32, bf16; did you mean bf16?; fp16 has no gradient scaler "
             "here, use bf16",
-            "data.held_out=0.7: a number, more than 0, less than 0.5",
+            "data.held_out=0.7: a number, 0 or more, less than 0.5",
             "optim.lr=.inf: a number, more than 0",
             "diloco.quorum=2: a number, 0 or more, at most 1",
             "diloco.outer.lr=1.0e+39: a number, more than 0, at most 1e+09",
@@ -218,3 +218,13 @@ def test_feedback_belongs_to_a_codec_that_loses_something() -> None:
         with pytest.raises(ConfigError) as caught:
             compose(words)
         assert caught.value.faults == (fault,)
+
+
+def test_a_key_of_another_choice_is_told_whose_it_is() -> None:
+    with pytest.raises(ConfigError) as fault:
+        compose(["optim.momentum=0.9", "optim.newton=3", "model.flavor=8B"])
+    of_muon, of_none, of_kind = fault.value.faults
+    assert of_muon.startswith("optim.momentum=0.9: optim has no key momentum; it has accumulate, ")
+    assert of_muon.endswith(", weight_decay; it is of optim=muon")
+    assert "it is of" not in of_none
+    assert "it is of" not in of_kind  # model.kind has variants, which are no choices of model=

@@ -29,7 +29,7 @@ def test_a_folder_counts_by_what_it_says(tmp_path: Path) -> None:
     for folder in (one, two):
         folder.mkdir()
         (folder / "config.json").write_text(json.dumps({"model_type": "gpt2", "n_head": 4}))
-    words = ("model=hf/gpt2",)
+    words = ("model=hf/folder",)
     assert of(*words, f"model.config={one}") == of(*words, f"model.config={two}")
     (two / "config.json").write_text(json.dumps({"model_type": "gpt2", "n_head": 2}))
     assert of(*words, f"model.config={one}") != of(*words, f"model.config={two}")

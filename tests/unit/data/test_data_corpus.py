@@ -106,13 +106,14 @@ def test_a_second_call_takes_it_from_the_cache(made, caplog):
     caplog.set_level("INFO")
     first = made()
     assert "tokenised sample in" in caplog.text
+    assert "training" not in caplog.text.rpartition("tokenised sample in")[2]  # not if it is a set
     before = first.tokenizer_file.stat()
     caplog.clear()
     second = made()
     assert second.folder == first.folder
     assert second.manifest == first.manifest
     assert second.tokenizer_file.stat() == before
-    assert not caplog.records
+    assert caplog.messages == ["corpus sample was tokenised already"]
 
 
 @pytest.mark.parametrize(
@@ -309,6 +310,21 @@ def test_a_damaged_entry_is_refused_with_both_values(made):
         DataError, match=f"has {size + 1:,} bytes, its manifest says {size:,}; delete"
     ):
         made()
+
+
+def test_a_token_that_no_text_has_is_refused(made):
+    """Sizes and headers of a damaged shard may be right."""
+    corpus = made()
+    shard = corpus.folder / corpus.manifest.shards[0].name
+    shard.chmod(0o600)
+    with shard.open("r+b") as file:
+        file.seek(-2, 2)
+        file.write(b"\xff\xff")
+    damaged = made()
+    last = damaged.manifest.num_windows - 1
+    assert damaged.windows([0]).size
+    with pytest.raises(DataError, match="is damaged: it holds token 65535, its vocabulary has 300"):
+        damaged.windows([last])
 
 
 def test_a_manifest_of_other_settings_is_refused_with_both_values(made):

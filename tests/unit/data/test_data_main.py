@@ -13,8 +13,6 @@ from pww.config.load import compose
 from pww.config.paths import PROJECT
 from pww.data import __main__ as app
 from pww.data import prepare
-from pww.data.tokenizer import train_bpe
-from pww.errors import ConfigError
 
 
 @pytest.fixture
@@ -52,13 +50,15 @@ def test_a_corpus_is_shown_when_it_was_made_and_training_finds_it(words, tmp_pat
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1].startswith("train on it with: python -m pww.train data=js")
 
+    assert "already" not in done.stderr
+
     config = compose(words)
     caplog.set_level("INFO")
     corpus = prepare(
         config.data, seq_len=config.model.seq_len, vocab_multiple=config.model.vocab_multiple,
         project=PROJECT,
     )  # fmt: skip
-    assert not caplog.messages  # nothing was made
+    assert caplog.messages == ["corpus mine was tokenised already"]  # nothing was made
     assert corpus.manifest.digest in done.stdout
 
     done = run("show", *words, "window=3")
@@ -108,37 +108,14 @@ def test_help_needs_neither_torch_nor_tokenizers():
     assert "python -m pww.data tokenize data=CORPUS [tokenizer=PATH]" in done.stdout
 
 
-def test_a_tokenizer_is_given_by_one_word(tmp_path, monkeypatch):
-    (tmp_path / "t.json").write_bytes(train_bpe(["text"], vocab_size=257).json)
-    ours = app.with_tokenizer(["data=c4", "tokenizer=t.json", "seed=1"], here=tmp_path)
-    assert ours == [
-        "data=c4", "seed=1", "data/tokenizer=file", f"data.tokenizer.path={tmp_path}/t.json"
-    ]  # fmt: skip
-    assert compose(ours).data.tokenizer.path == f"{tmp_path}/t.json"
-    theirs = app.with_tokenizer(["tokenizer=gpt2/tokenizer.json"], here=tmp_path)
-    assert theirs[-1] == "data.tokenizer.path=gpt2/tokenizer.json"  # below one of data.roots
-    assert app.with_tokenizer(["data=c4"], here=tmp_path) == ["data=c4"]
-
-
-@pytest.mark.parametrize(
-    ("words", "reason"),
-    [
-        (["tokenizer=a", "tokenizer=b"], "tokenizer=a tokenizer=b: says more than once which"),
-        (["tokenizer=a", "data/tokenizer=bpe"], "tokenizer=a data/tokenizer=bpe: says more than"),
-        (["tokenizer="], "tokenizer=: give the path of a tokenizer.json"),
-    ],
-)
-def test_a_tokenizer_that_is_not_clear_is_refused(tmp_path, words, reason):
-    with pytest.raises(ConfigError, match=f"^{reason}"):
-        app.with_tokenizer(words, here=tmp_path)
-
-
 @pytest.mark.parametrize(
     ("argv", "reason"),
     [
         ([], "command: none; give one of tokenize, show (--help says more)"),
         (["data=c4"], "command: none; give one of tokenize, show (--help says more)"),
         (["tokenize", "show"], "command: tokenize show; give one of tokenize, show"),
+        (["tokenise", "data=c4"], "command: tokenise; give one of tokenize, show (--help says mo"),
+        (["tokenise", "data=c4"], "; did you mean tokenize?"),
         (["show", "window=-1"], "window=-1: the number of a window, from 0"),
         (
             ["show", "window=x", "json=yes"],

@@ -22,6 +22,7 @@ from pww.data.sources import open_source
 from pww.data.tokenizer import train_bpe
 from pww.data.work import Cut, Text
 from pww.errors import DataError, WorkerLost
+from pww.folder import owned
 
 
 @pytest.fixture
@@ -193,6 +194,19 @@ def test_an_unfinished_build_of_other_settings_is_named(text, tmp_path, caplog):
     prepare(text(), seq_len=16, vocab_multiple=64, project=tmp_path)
     assert f"{other} is of an unfinished build with other settings; delete it if" in caplog.text
     assert other.is_dir()
+
+
+def test_a_build_that_goes_on_is_not_called_unfinished(text, tmp_path, caplog):
+    caplog.set_level("INFO")
+    other = tmp_path / "cache" / "sample-0123.pieces"
+    other.mkdir(parents=True)
+    with owned(tmp_path / "cache" / "sample-0123.lock", remedy="wait"):
+        prepare(text(), seq_len=16, vocab_multiple=64, project=tmp_path)
+    assert f"{other} is in use by another process, which makes that corpus" in caplog.text
+    assert "delete" not in caplog.text
+    # its lock is still there, and free
+    prepare(text(), seq_len=17, vocab_multiple=64, project=tmp_path)
+    assert f"{other} is of an unfinished build with other settings; delete it if" in caplog.text
 
 
 # ------------------------------------------------------------------------------ what a worker says

@@ -133,6 +133,10 @@ def test_there_must_be_such_a_run(here: Config, tmp_path: Path) -> None:
     nowhere = tmp_path / "nowhere"
     with pytest.raises(ConfigError) as caught:
         runs.settle(changed(here, resume=str(nowhere)), frozenset({"resume"}))
+    assert caught.value.faults == (f"resume={nowhere}: there is no folder {nowhere}",)
+    nowhere.mkdir()
+    with pytest.raises(ConfigError) as caught:
+        runs.settle(changed(here, resume=str(nowhere)), frozenset({"resume"}))
     assert caught.value.faults == (
         f"resume={nowhere}: {nowhere} holds no run (config.yaml is missing)",
     )

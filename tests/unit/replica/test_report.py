@@ -17,7 +17,7 @@ from pww.errors import Stopped
 from pww.log import read_json_lines
 from pww.replica import report as pww_report
 from pww.replica.report import Report
-from pww.trainer.api import EvalResult
+from pww.trainer.api import EvalResult, SetResult
 from pww.transport.exchange import Theta
 from pww.transport.tensorfile import state_hash
 from pww.wire import Lease, RoundReport, Span, Verdict
@@ -190,6 +190,24 @@ def test_the_summary_says_what_happened_and_where_it_is(tmp_path: Path, group) -
     assert (lone.run / "checkpoints").is_dir()
 
 
+def test_the_loss_over_a_set_is_told_with_the_held_out_one(tmp_path: Path, group, caplog) -> None:
+    class Two(Pull):
+        def evaluate(self) -> EvalResult:
+            held_out = super().evaluate()
+            return replace(held_out, sets=(SetResult("wiki", 2 * held_out.loss, 10),))
+
+    group.asked.clear()
+    caplog.set_level(logging.INFO)
+    lone = Lone(tmp_path / "run", group, trainer=Two())
+    lone.train()
+    told = rows(lone, "eval")
+    first, last = told[0]["loss"], told[-1]["loss"]
+    assert f"round 0: held-out loss {first:.4f}, wiki {2 * first:.4f}" in caplog.messages
+    assert f"round 6: held-out loss {last:.4f}, wiki {2 * last:.4f}" in caplog.messages
+    lines = lone.report.summary(ended="corpus x is exhausted").splitlines()
+    assert lines[2] == f"  loss of wiki {2 * first:.4f} -> {2 * last:.4f}"
+
+
 # -------------------------------------------------------------------- one row at a time
 
 
@@ -252,7 +270,7 @@ def test_closing_writes_what_is_left_once(one_delta) -> None:
 def test_the_exchange_is_timed(one_delta) -> None:
     lone, _ = one_delta
     entry = lone.outbox.last
-    with lone.report.exchanging(entry):
+    with lone.report.exchanging():
         lone.trainer.clock.advance(12.5)
     lone.report.verdict(entry, entry.verdict)
     lone.report.close()

@@ -137,8 +137,13 @@ def test_sizes_follow_from_the_changes_and_from_a_folder(tmp_path: Path) -> None
         "num_hidden_layers": 1, "intermediate_size": 48,
     }  # fmt: skip
     (tmp_path / "config.json").write_text(
-        json.dumps({"model_type": "llama", "vocab_size": 9, "pad_token_id": 0, **changes})
-    )
+        json.dumps(
+            {
+                "model_type": "llama", "vocab_size": 9, "pad_token_id": 0,
+                "tie_word_embeddings": True, **changes,
+            }
+        )
+    )  # fmt: skip
     for model in (hf("llama", changes), hf(str(tmp_path))):
         spec = model_spec(model, padded_vocab=512, gloo=True)
         with torch.device("meta"):
@@ -149,6 +154,20 @@ def test_sizes_follow_from_the_changes_and_from_a_folder(tmp_path: Path) -> None
         assert shapes["model.layers.0.self_attn.q_proj.weight"] == (32, 32)
         assert shapes["model.layers.0.self_attn.k_proj.weight"] == (16, 32)
         assert "lm_head.weight" not in shapes
+
+
+@needs_transformers
+def test_a_folder_that_ties_its_embeddings_otherwise_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({"model_type": "llama", "tie_word_embeddings": True}))
+    assert refused(hf(str(tmp_path), tie_embeddings=False)) == (
+        f"model.tie_embeddings=false: the model in {tmp_path} has its embedding as output layer; "
+        "give model.tie_embeddings=true, or change tie_word_embeddings in its config.json"
+    )
+    file.write_text(json.dumps({"model_type": "llama", "hidden_size": 64}))  # llama's own: not tied
+    assert refused(hf(str(tmp_path))).startswith(
+        f"model.tie_embeddings=true: the model in {tmp_path} has an output layer of its own; give"
+    )
 
 
 @needs_transformers
