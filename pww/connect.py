@@ -38,6 +38,7 @@ class Ends:
     carriage: Carriage | None = None  # the central's choice of codecs; None: the configuration's
     counts: Callable[[], dict[str, int]] = dict  # of this process so far, by their metrics' names
     transfers: Callable[[], Transfers] = Transfers  # what a carrier moved so far
+    sent: Callable[[], int] = int  # payload bytes that went up so far
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +146,7 @@ def _alone(config: Config, run: Path, start: Start, *, clock: Clock, stop: threa
         session.leave(keep)
         ledger.close()
 
-    return Ends(session, exchange, close)
+    return Ends(session, exchange, close, sent=lambda: exchange.sent_bytes)
 
 
 def _federated(
@@ -241,7 +242,7 @@ def _federated(
         return {**found, "retries": found["retries"] + port.num_retries}
 
     moved = Transfers if carrier is None else carrier.transfers
-    return Ends(session, exchange, close, carriage, counts, moved)
+    return Ends(session, exchange, close, carriage, counts, moved, sent=lambda: exchange.sent_bytes)
 
 
 def _check_size(start: Start, *, theirs_mb: int, ours_mb: int) -> None:

@@ -7,7 +7,7 @@ is exhausted, 1 a fault (its sentence is the last line), 130 stopped and resumab
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -34,12 +34,13 @@ log = logging.getLogger("pww.worker")
 
 def torchtitan(config: Config, corpus: "Corpus", ranks: "Ranks") -> "Trainer":
     """The engine of every language model, and the corpora that it is evaluated on besides."""
+    from pww.trainer.corpora import on_every_rank
     from pww.trainer.evaluation_sets import open_sets
     from pww.trainer.titan import TitanTrainer
 
-    opened: list[Mapping[str, Corpus]] = []
-    ranks.share(lambda: opened.append(open_sets(config, corpus, project=paths.PROJECT)))
-    sets = opened[0] if opened else open_sets(config, corpus, project=paths.PROJECT)
+    sets = on_every_rank(
+        ranks, lambda: open_sets(config, corpus, project=paths.PROJECT), cache=config.data.cache
+    )
     return TitanTrainer(config, corpus, ranks=ranks, sets=sets)
 
 
@@ -91,7 +92,7 @@ def _train(
     """Builds one rank's pieces, in the order of the data's way, and runs the loop over them."""
     from pww.codec import codec_named
     from pww.connect import Ends, Start, connect
-    from pww.data import Corpus, prepare
+    from pww.data import prepare
     from pww.lease.space import BlockSpace
     from pww.metrics import Metrics
     from pww.replica import loop
@@ -99,6 +100,7 @@ def _train(
     from pww.replica.outbox import Outbox
     from pww.replica.plan import PhasePlan
     from pww.replica.report import Report
+    from pww.trainer.corpora import on_every_rank
     from pww.trainer.ranks import Ranks, init_ranks
     from pww.wire import model_digest
 
@@ -109,17 +111,16 @@ def _train(
     stack.callback(ranks.close)
     ranks.handle_signals()
 
-    def open_corpus() -> Corpus:
-        return prepare(
+    def find_or_make() -> "dict[str, Corpus]":
+        found = prepare(
             config.data,
             seq_len=config.model.seq_len,
             vocab_multiple=config.model.vocab_multiple,
             project=paths.PROJECT,
         )
+        return {config.data.name: found}
 
-    opened: list[Corpus] = []
-    ranks.share(lambda: opened.append(open_corpus()))  # rank 0 first: it builds it if need be
-    corpus = opened[0] if opened else open_corpus()
+    (corpus,) = on_every_rank(ranks, find_or_make, cache=config.data.cache).values()
     space = BlockSpace.of(corpus.manifest, config.darl)
     plan = PhasePlan.of(config, space)
     if space.num_blocks < plan.num_blocks:
@@ -174,7 +175,7 @@ def _train(
         run, metrics=metrics, outbox=outbox, plan=plan, every_rounds=config.evaluation.every_rounds,
         clock=clock, counts=None if ends is None else ends.counts,
         meters=None if ends is None else Meters(
-            Hardware.of(config), clock=clock, transfers=ends.transfers
+            Hardware.of(config), clock=clock, transfers=ends.transfers, sent=ends.sent
         ),
     )  # fmt: skip
     stack.callback(report.close)

@@ -78,7 +78,7 @@ class Draft:
         sizes = [math.prod(shape) for shape in shapes.values()]
         self._piece = min(PIECE, max(sizes, default=0))
         large = 4 * sum(sizes) > SMALL_BYTES
-        self.workers = min(MAX_WORKERS, os.cpu_count() or 1) if large else 1
+        self.workers = min(MAX_WORKERS, len(os.sched_getaffinity(0))) if large else 1
         self._flusher = (
             ThreadPoolExecutor(len(names), thread_name_prefix="flush") if large else None
         )

@@ -26,6 +26,8 @@ class InProcessExchange:
     def __init__(self, aggregator: Aggregator, *, replica: str, seed: Path) -> None:
         self._merger, self._replica, self._seed = aggregator, replica, seed
         self._closed = threading.Event()
+        self.sent_bytes = 0
+        """Of payloads so far, as a replica that is not alone would send."""
 
     def pull(self, newest: int = 0) -> Theta:
         """The current theta_outer, never older than `newest`: nobody else moves the round."""
@@ -47,7 +49,10 @@ class InProcessExchange:
         """
         clock, books = self._merger.clock, self._merger.books
         deadline_s = clock.monotonic() + PATIENCE_S
+        known = self._merger.verdict(offer) is not None or self._merger.has_staged(offer)
         verdict = self._merger.accept(offer, payload if offer.finite else None)
+        if offer.finite and not known:
+            self.sent_bytes += offer.payload.size_bytes
         while verdict is None:
             books.tick()
             self._merger.maybe_close()

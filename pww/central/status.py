@@ -37,7 +37,7 @@ class PhaseStatus(TypedDict):
     memory_bytes: int  # the most that a rank had in use
     wait_s: float
     exchange_s: float
-    bytes_up: int  # payloads of its process so far
+    bytes_up: int  # payloads of the process that trained the phase so far, its delta among them
     bytes_down: int
     up_bytes_per_s: float  # while a carrier sent
     down_bytes_per_s: float

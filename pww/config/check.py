@@ -76,6 +76,14 @@ def outer_fits(config: Config) -> Iterator[str]:
         )
 
 
+def some_is_held_out(config: Config) -> Iterator[str]:
+    """Only of other corpora may nothing be held out: nobody trains on them."""
+    if config.data.held_out == 0:
+        yield (
+            "data.held_out=0: nothing would be left to evaluate on; use more than 0, less than 0.5"
+        )
+
+
 def sets_have_names(config: Config) -> Iterator[str]:
     """A set is a column of its own."""
     names = [one.name for one in config.evaluation.sets]
@@ -237,6 +245,7 @@ RULES = (
     Rule(("diloco.inner_steps", "optim.batch_windows", "darl.block_windows"), phases_are_blocks),
     Rule(("diloco.outer",), outer_fits),
     Rule(("diloco.norm_clip",), norm_clip_fits),
+    Rule(("data.held_out",), some_is_held_out),
     Rule(("evaluation.sets",), sets_have_names),
     Rule(("darl.heartbeat_s", "darl.detect_s", "darl.ttl_floor_s"), heartbeats_fit),
     Rule(("transport.retry_first_s", "transport.retry_max_s"), retries_fit),

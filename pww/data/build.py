@@ -193,7 +193,7 @@ def _assemble(
             )
     (train_shards, train_tokens), (held_shards, held_tokens) = streams["train"], streams["held_out"]
     num_all, num_held = train_tokens // width, held_tokens // width
-    if not (num_all and num_held):
+    if not num_all or (data.held_out and not num_held):
         raise DataError(
             f"corpus {data.name!r} is too small: its {train_tokens:,} training tokens give"
             f" {num_all} windows of {width} tokens and its {held_tokens:,} held-out tokens"

@@ -31,7 +31,8 @@ def find_files(globs: Sequence[str], *, roots: Sequence[str], project: Path) -> 
     """The files of every glob below the first root that has any, each once, sorted by name.
 
     Raises:
-        DataError: a glob matches nothing; the message names every folder that was looked in.
+        DataError: a glob matches nothing, and the message names every folder that was looked in; or
+            one text is there packed and unpacked, and would be read twice.
     """
     if not globs:
         raise DataError("data.files=[] names no file; give at least one glob, such as '*.txt'")
@@ -52,7 +53,21 @@ def find_files(globs: Sequence[str], *, roots: Sequence[str], project: Path) -> 
                 f"no file matches {pattern!r} (data.files); looked in {looked};"
                 " set data.roots, or the environment variable PWW_DATA, to the folder that holds it"
             )
+    _check_once(sorted(found.values()))
     return tuple(sorted(found, key=lambda path: (found[path], path)))
+
+
+def _check_once(names: Sequence[str]) -> None:
+    seen: dict[str, str] = {}
+    for name in names:
+        text = name.removesuffix(Path(name).suffix) if is_packed(Path(name)) else name
+        other = seen.setdefault(text, name)
+        if other != name:
+            raise DataError(
+                f"{other!r} and {name!r} (data.files) differ only in how they are packed, so every"
+                " document of them would be there twice; remove one of them, or name one kind in"
+                " data.files, such as '*.json.gz'"
+            )
 
 
 def is_packed(path: Path) -> bool:

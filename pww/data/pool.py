@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Protocol
+from typing import Protocol, TextIO
 
 from pydantic import ValidationError
 
@@ -148,11 +148,10 @@ class _Team:
 class _Process:
     """One worker process and the lines to and from it."""
 
-    def __init__(self, process: "subprocess.Popen[str]") -> None:
+    def __init__(self, process: "subprocess.Popen[str]", out: TextIO) -> None:
         self._process = process
         assert process.stdin is not None
-        assert process.stdout is not None
-        self._in, self._out = process.stdin, process.stdout
+        self._in, self._out = process.stdin, out
 
     def tell(self, line: str) -> None:
         """Sends a line.
@@ -223,15 +222,24 @@ def _started(job: Job, *, threads: int) -> Iterator[_Process]:
         "OMP_NUM_THREADS": "1",
         "OPENBLAS_NUM_THREADS": "1",
     }
-    process = subprocess.Popen(
-        [sys.executable, "-m", "pww.data.worker"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        encoding="utf-8",
-        env=env,
-    )
-    worker = _Process(process)
+    answers, theirs = os.pipe()
+    out = os.fdopen(answers, encoding="utf-8")
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "pww.data.worker", str(theirs)],
+            stdin=subprocess.PIPE,
+            stdout=2,  # what a library there prints is for people
+            pass_fds=(theirs,),
+            text=True,
+            encoding="utf-8",
+            env=env,
+        )
+    except BaseException:
+        out.close()
+        raise
+    finally:
+        os.close(theirs)
+    worker = _Process(process, out)
     try:
         worker.tell(job.model_dump_json())
         yield worker

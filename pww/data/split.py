@@ -26,7 +26,12 @@ class Part:
 
 
 def section_length(num_chars: int, *, held_out: float, window_tokens: int) -> int:
-    """Characters of a section: for about 32 held-out ones of a few windows, and at least one."""
+    """Characters of a section: for about 32 held-out ones of a few windows, and at least one.
+
+    All of them, if nothing is held out.
+    """
+    if held_out == 0:
+        return max(1, num_chars)
     share = num_chars * held_out
     wanted = max(share / NUM_GROUPS, MIN_WINDOWS * CHARS_PER_TOKEN * window_tokens)
     return max(1, int(min(wanted, share)))

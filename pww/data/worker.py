@@ -1,9 +1,10 @@
 """A process that works on pieces: one JSON line in for each task, JSON lines out.
 
-    python -m pww.data.worker      started by pool.py, ends when its standard input does
+    python -m pww.data.worker FD      started by pool.py, ends when its standard input does
 
-In: a `Job` first, then a `Task` a line. Out: `Said` lines; each task ends with one that holds its
-result or why there is none. A plain program, so that no caller's main module is run again.
+In: a `Job` first, then a `Task` a line. Out, to the descriptor FD: `Said` lines; each task ends
+with one that holds its result or why there is none. Standard output is not used for them, since any
+library may print to it. A plain program, so that no caller's main module is run again.
 Nothing may import it: it is run by its name.
 """
 
@@ -22,9 +23,18 @@ from pww.data.work import count, tokenise
 from pww.errors import DataError
 
 
-def main() -> int:
+def main(fd: int) -> int:
     """Does what it is told until nobody tells it anything."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's reaches our parent too
+    out = os.fdopen(fd, "w", encoding="utf-8")
+
+    def say(said: Said) -> None:
+        out.write(said.model_dump_json(exclude_defaults=True) + "\n")
+        out.flush()
+
+    def advance(chars: int) -> None:
+        say(Said(chars=chars))
+
     tasks: queue.SimpleQueue[str] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(tasks,), daemon=True).start()
     job = Job.model_validate_json(tasks.get())
@@ -38,7 +48,7 @@ def main() -> int:
             if source is None:
                 source = open_source(job.data, project=Path(job.project))
             if task.cut is None:
-                _say(Said(text=count(source, spans, _advance)))
+                say(Said(text=count(source, spans, advance)))
                 continue
             if tokenizer is None:
                 path = folder / "tokenizer.json"
@@ -49,14 +59,14 @@ def main() -> int:
                 task.cut,
                 tokenizer=tokenizer,
                 stem=folder / f"{task.piece:05d}",
-                advance=_advance,
+                advance=advance,
             )
-            _say(Said(tokenised=done))
+            say(Said(tokenised=done))
         except DataError as fault:
-            _say(Said(data_fault=str(fault)))
+            say(Said(data_fault=str(fault)))
         except OSError as fault:
             told = (fault.errno or 0, fault.strerror or str(fault), str(fault.filename or ""))
-            _say(Said(os_fault=told))
+            say(Said(os_fault=told))
 
 
 def _listen(tasks: "queue.SimpleQueue[str]") -> None:
@@ -66,14 +76,5 @@ def _listen(tasks: "queue.SimpleQueue[str]") -> None:
     os._exit(0)
 
 
-def _advance(chars: int) -> None:
-    _say(Said(chars=chars))
-
-
-def _say(said: Said) -> None:
-    sys.stdout.write(said.model_dump_json(exclude_defaults=True) + "\n")
-    sys.stdout.flush()
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(int(sys.argv[1])))

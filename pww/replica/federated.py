@@ -81,6 +81,7 @@ class FederatedExchange:
         self._theta: Theta | None = None  # of the invitation in hand
         self._verdicts: dict[str, Verdict] = {}
         self._staged: frozenset[str] = frozenset()  # deltas that the central holds, by then
+        self._inline_bytes = 0  # of payloads beside answers that it took
 
     @property
     def counts(self) -> dict[str, int]:
@@ -91,6 +92,12 @@ class FederatedExchange:
             "retries": self._fleet.num_retries + carried, "theta_whole": came.whole,
             "theta_updates": came.updates, "theta_repairs": came.repairs,
         }  # fmt: skip
+
+    @property
+    def sent_bytes(self) -> int:
+        """Payload bytes that went up so far; what the central had already is not among them."""
+        carried = 0 if self._carrier is None else self._carrier.transfers().bytes_up
+        return self._inline_bytes + carried
 
     def pull(self, newest: int = 0) -> Theta:
         """The newest published theta_outer, of round `newest` or later; seeds theta(0) if asked to.
@@ -223,9 +230,12 @@ class FederatedExchange:
         """Answers an invitation, which is used up by it."""
         self._held = None
         try:
-            return self._fleet.reply(to, pack(message, arrays))
+            taken = self._fleet.reply(to, pack(message, arrays))
         except NotAdmitted:
             return False  # the next `receive` deals with it
+        if taken and arrays is not None:
+            self._inline_bytes += message.payload.size_bytes
+        return taken
 
     def _answer_seed(self, to: Instruction) -> None:
         """Sends theta(0)."""

@@ -39,10 +39,11 @@ class Meters:
         *,
         clock: Clock,
         transfers: Callable[[], Transfers] = Transfers,
+        sent: Callable[[], int] = int,
     ) -> None:
-        """`transfers`: what a carrier has moved so far."""
+        """`transfers`: what a carrier has moved so far; `sent`: payload bytes, by whatever way."""
         self._hardware, self._clock, self._transfers = hardware, clock, transfers
-        self._bytes_up = self._bytes_down = 0
+        self._sent, self._bytes_down = sent, 0
         self._seen: Theta | None = None
         self._idle_s = clock.monotonic()  # since when the replica waits for its next phase
         self._busy_s = 0.0  # of that time it evaluated
@@ -62,9 +63,9 @@ class Meters:
         """A phase begins its steps."""
         self.wait_s = max(0.0, self._clock.monotonic() - self._idle_s - self._busy_s)
 
-    def exchanged(self, seconds: float, *, bytes_up: int) -> None:
+    def exchanged(self, seconds: float) -> None:
         """A delta has its verdict; from now on the replica waits for its next phase."""
-        self.exchange_s, self._bytes_up = seconds, self._bytes_up + bytes_up
+        self.exchange_s = seconds
         self._idle_s, self._busy_s = self._clock.monotonic(), 0.0
 
     def read(self, result: PhaseResult) -> Gauges:
@@ -76,7 +77,7 @@ class Meters:
             flops_per_s=min(result.flops_per_token * result.tokens / seconds, MAX_SPEED),
             peak_flops_per_s=min(one.peak_flops_per_s * one.ranks, MAX_SPEED),
             memory_bytes=result.memory_bytes, wait_seconds=self.wait_s,
-            exchange_seconds=self.exchange_s, bytes_up=self._bytes_up, bytes_down=self._bytes_down,
+            exchange_seconds=self.exchange_s, bytes_up=self._sent(), bytes_down=self._bytes_down,
             up_bytes_per_s=_per_s(moved.bytes_up, moved.seconds_up),
             down_bytes_per_s=_per_s(moved.bytes_down, moved.seconds_down),
         )  # fmt: skip

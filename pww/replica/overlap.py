@@ -161,7 +161,7 @@ class Overlap:
         flight = self._flight
         if flight is None:
             return
-        with self._report.exchanging(flight.entry):
+        with self._report.exchanging():
             verdict = self._ranks.share(flight.verdict)
         self._delivery.note(flight.entry, verdict)
         self._flight = None

@@ -143,12 +143,11 @@ class Report:
         return on_step
 
     @contextmanager
-    def exchanging(self, entry: Entry) -> Iterator[None]:
+    def exchanging(self) -> Iterator[None]:
         """Times the exchange of one delta."""
         start = self._clock.monotonic()
         yield
-        seconds = self._clock.monotonic() - start
-        self.meters.exchanged(seconds, bytes_up=entry.offer.payload.size_bytes)
+        self.meters.exchanged(self._clock.monotonic() - start)
 
     @contextmanager
     def saving(self) -> Iterator[None]:

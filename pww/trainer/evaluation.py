@@ -1,8 +1,8 @@
 """Held-out loss of an engine: pooled over tokens, the same on any number of ranks, no trace left.
 
 Which windows follows from the corpus and `evaluation.max_windows` alone: they are spread evenly
-over the held-out part, and over all of another corpus, which nobody trains on. Torchtitan's own
-validator draws from a loader, averages over ranks and leaves parameters unsharded.
+over the held-out part, and over all of another corpus, of which nothing is held out. Torchtitan's
+own validator draws from a loader, averages over ranks and leaves parameters unsharded.
 Import after `titan_cpu.install`.
 """
 

@@ -15,7 +15,8 @@ HAVE_COLUMNS = ("jsonl", "parquet")
 def open_sets(config: Config, corpus: Corpus, *, project: Path) -> Mapping[str, Corpus]:
     """The corpora of `evaluation.sets` by name: from the cache, else tokenised now.
 
-    Of each, `evaluation.max_windows` windows are kept, spread over all of its text.
+    Of each, `evaluation.max_windows` windows are kept, spread over all of its text; none of it is
+    held out, since nobody trains on it.
 
     Raises:
         DataError: text or cache cannot be used, or there is too little text.
@@ -27,7 +28,7 @@ def open_sets(config: Config, corpus: Corpus, *, project: Path) -> Mapping[str, 
                 "name": one.name, "kind": one.kind, "files": one.files,
                 "column": config.data.column if one.kind in HAVE_COLUMNS else DEFAULT_COLUMN,
                 "tokenizer": FileTokenizer(kind="file", path=str(corpus.tokenizer_file.resolve())),
-                "max_windows": config.evaluation.max_windows,
+                "held_out": 0.0, "max_windows": config.evaluation.max_windows,
             }
         )  # fmt: skip
         try:

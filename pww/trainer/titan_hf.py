@@ -8,6 +8,8 @@ Import after `titan_cpu.install`.
 """
 
 import json
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,8 @@ from pww.errors import ConfigError
 from pww.trainer.shards import WRAPPED, parameters, scatter
 
 PROBE_TOKENS = 8
+EXPERTS = re.compile(r"(^|_)(n|num)_(\w+_)?experts$")
+"""num_experts, num_local_experts, n_routed_experts, moe_num_experts; no num_experts_per_tok."""
 
 
 class HfDecoder(BaseModel):  # type: ignore[misc]
@@ -235,6 +239,14 @@ def _check(config: HfDecoder.Config) -> None:
     """Raises ConfigError on every fault of a configuration that `transformers` accepts."""
     faults, model = [], _model(config)
     hf = transformers_config(model, padded_vocab=config.padded_vocab)
+    if experts := _experts(hf.to_dict()):
+        raise ConfigError(
+            [
+                f"model.config={model.config}: a mixture of experts ({', '.join(experts)}): there "
+                "is no router loss here that would keep them in even use, and its operations would "
+                "be counted wrongly; use a dense model type, such as llama or qwen3"
+            ]
+        )
     positions = getattr(hf, "max_position_embeddings", None)
     if isinstance(positions, int) and model.seq_len > positions:
         faults.append(
@@ -261,6 +273,18 @@ def _check(config: HfDecoder.Config) -> None:
         )
     if faults:
         raise ConfigError(faults)
+
+
+def _experts(options: Mapping[Any, Any]) -> list[str]:
+    """The options that say that there are several experts, whatever a model calls them."""
+    found = []
+    for name, value in options.items():
+        if isinstance(value, Mapping):
+            found += _experts(value)
+        numbers = value if isinstance(value, list | tuple) else [value]
+        if EXPERTS.search(str(name)) and any(isinstance(n, int) and n > 1 for n in numbers):
+            found.append(f"{name}={value}")
+    return found
 
 
 def _misfit(built: Any, *, padded_vocab: int, tied: bool) -> str:

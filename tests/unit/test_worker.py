@@ -20,10 +20,12 @@ from closed_form_site import ClosedForm
 from pww import worker
 from pww.central.audit import audit
 from pww.config import paths
-from pww.config.load import compose
-from pww.errors import CheckpointError, PwwError
+from pww.config.load import compose, read_config
+from pww.data import prepare
+from pww.errors import CheckpointError, PwwError, Stopped
 from pww.folder import owned
 from pww.log import QUIET, read_json_lines
+from pww.trainer.ranks import Ranks
 from pww.transport.tensorfile import TensorReader
 
 
@@ -132,6 +134,8 @@ def test_a_run_to_its_end(make_run, capsys) -> None:
     assert (books.exactly_once, books.merges) == (20, 5)
     (trainer,) = Counted.made
     assert trainer.closed == 1
+    sent = [row["bytes_sent"] for row in rows(run, "outer")]
+    assert [row["bytes_up"] for row in rows(run, "outer")] == [sum(sent[:n]) for n in range(5)]
     draws = [window for row in read_json_lines(run / "draws.jsonl") for window in row["windows"]]
     assert sorted(draws) == list(range(80))
     assert [row["round"] for row in rows(run, "eval")] == list(range(6))
@@ -142,6 +146,42 @@ def test_a_run_to_its_end(make_run, capsys) -> None:
     assert "[local/a]" not in said.err, "a lone replica needs no name"
     with owned(run, remedy="-"):
         pass  # the folder is let go of
+
+
+class Second(Ranks):
+    """The second rank of two, told by the first where the corpus is."""
+
+    folder: ClassVar[Path]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rank = 1
+
+    def share(self, work):
+        return {"sample": Second.folder}
+
+
+def test_a_second_rank_needs_no_text(make_run, tokenised: Path, monkeypatch) -> None:
+    run = make_run()
+    config = read_config(run / "config.yaml")
+    corpus = prepare(
+        config.data, seq_len=32, vocab_multiple=config.model.vocab_multiple, project=tokenised
+    )
+    Second.folder = corpus.folder
+    got = []
+
+    def engine(config, corpus, ranks):
+        got.append(corpus)
+        raise Stopped("enough is known")
+
+    monkeypatch.setattr("pww.trainer.ranks.Ranks", Second)
+    (tokenised / "data").rename(tokenised / "elsewhere")
+    try:
+        assert worker.main([str(run)], engine=engine) == Stopped.exit_code
+    finally:
+        (tokenised / "elsewhere").rename(tokenised / "data")
+    assert got[0].folder == corpus.folder
+    assert got[0].manifest == corpus.manifest
 
 
 def test_an_interrupted_run_says_how_to_go_on_and_does(make_run, capsys) -> None:

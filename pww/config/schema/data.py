@@ -36,6 +36,7 @@ class Data(Section):
     roots: Annotated[tuple[str, ...], Field(strict=False)]
     cache: str  # tokenised corpora are kept below it
     tokenizer: Annotated[BpeTokenizer | FileTokenizer, Field(discriminator="kind")]
-    held_out: Annotated[float, Field(gt=0, lt=0.5)]  # share of the windows kept for evaluation
+    # Share of the windows kept for evaluation; 0: only of an evaluation set, which is all of it one
+    held_out: Annotated[float, Field(ge=0, lt=0.5)]
     max_windows: Annotated[int, Field(ge=0)]  # 0: all
     workers: Annotated[int, Field(ge=0, le=1024)]  # processes that tokenise; 0: as large as it is

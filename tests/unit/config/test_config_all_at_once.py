@@ -119,7 +119,7 @@ def test_values_that_the_schema_refuses() -> None:
             "metrics.wandb.mode=onlin: one of offline, online, disabled; did you mean online?",
             "model.dtype=fp16: one of fp32, bf16; did you mean bf16?; fp16 has no gradient scaler "
             "here, use bf16",
-            "data.held_out=0.7: a number, more than 0, less than 0.5",
+            "data.held_out=0.7: a number, 0 or more, less than 0.5",
             "optim.lr=.inf: a number, more than 0",
             "diloco.quorum=2: a number, 0 or more, at most 1",
             "diloco.outer.lr=1.0e+39: a number, more than 0, at most 1e+09",

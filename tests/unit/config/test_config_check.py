@@ -67,6 +67,10 @@ INT2 = {"kind": "int2", "feedback": True, "force": False}
 
 
 CASES: list[tuple[dict[str, object], list[str]]] = [
+    (
+        {"data.held_out": 0.0},
+        ["data.held_out=0: nothing would be left to evaluate on; use more than 0, less than 0.5"],
+    ),
     ({"codec": INT2 | {"feedback": False}}, [f"codec.feedback=false: int2 sends 2 {COARSE}"]),
     (
         {"codec": INT2 | {"kind": "sign", "feedback": False}},

@@ -66,6 +66,25 @@ def test_no_glob_is_refused(tmp_path):
         find_files([], roots=["."], project=tmp_path)
 
 
+@pytest.mark.parametrize(
+    "packed", [("c4.json.gz",), ("c4.json.zst",), ("c4.json.gz", "c4.json.zst")]
+)
+def test_a_text_that_is_there_packed_and_unpacked_is_refused(tmp_path, packed):
+    """Each of its documents would be trained on twice."""
+    names = ["c4.json", *packed][-2:]
+    for name in [*names, "c5.json.gz"]:
+        (tmp_path / name).write_bytes(b"")
+    with pytest.raises(DataError) as fault:
+        find_files(["*.json*"], roots=["."], project=tmp_path)
+    assert str(fault.value) == (
+        f"{names[0]!r} and {names[1]!r} (data.files) differ only in how they are packed, so every"
+        " document of them would be there twice; remove one of them, or name one kind in"
+        " data.files, such as '*.json.gz'"
+    )
+    (tmp_path / names[0]).unlink()
+    assert len(find_files(["*.json*"], roots=["."], project=tmp_path)) == 2
+
+
 def test_files_for_pydocs_are_refused(settings, tmp_path):
     with pytest.raises(DataError, match=r"data.files=\['x'\] has no meaning for data.kind=pydocs"):
         open_source(settings(kind="pydocs", files=("x",)), project=tmp_path)

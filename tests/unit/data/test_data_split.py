@@ -69,3 +69,11 @@ def test_a_document_without_words_is_cut_anywhere_but_near_its_end():
         10,
         15,
     ]
+
+
+def test_where_nothing_is_held_out_every_document_stays_whole():
+    texts = ["aaa\nbbb\n" * 50, "c"]
+    length = section_length(401, held_out=0.0, window_tokens=65)
+    parts = list(split(texts, section_chars=length, held_out=0.0))
+    assert parts == [Part(text, held_out=False) for text in texts]
+    assert section_length(0, held_out=0.0, window_tokens=65) == 1

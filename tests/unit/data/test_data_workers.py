@@ -243,6 +243,21 @@ def test_a_worker_counts_and_tokenises(worker):
     assert train.size == done.train.num_tokens > done.held_out.num_tokens > 0
 
 
+def test_what_a_library_prints_is_no_answer(text, tmp_path, monkeypatch, capfd):
+    """It may do so while it is imported, and past Python's own streams."""
+    noisy = 'import os\nprint("a stray line")\nos.write(1, b"another\\n")\n'
+    (tmp_path / "sitecustomize.py").write_text(noisy)
+    paths = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setenv("PYTHONPATH", paths)
+    (piece,) = open_source(text(), project=tmp_path).pieces()
+    job = Job(data=text(), project=str(tmp_path), folder=str(tmp_path))
+    with _started(job, threads=1) as process:
+        assert process.do(Order(0, piece), lambda _: None).num_empty == 2
+    said = capfd.readouterr()
+    assert "another" in said.err
+    assert said.out == ""
+
+
 def test_a_workers_faults_are_the_same_as_here(worker, tmp_path):
     process, folder, source = worker
     (piece,) = source.pieces()

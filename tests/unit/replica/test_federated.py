@@ -141,13 +141,13 @@ class Carrier:
         self.brought: list[PayloadInfo] = []
 
     def put(self, path: Path, info: PayloadInfo) -> None:
-        self.brought.append(info)
+        self.brought.append(info)  # the second time it is there already
 
     def get(self, info: PayloadInfo, path: Path) -> None:
         raise AssertionError("theta lies beside its message")
 
     def transfers(self) -> Transfers:
-        return Transfers(retries=5)
+        return Transfers(retries=5, bytes_up=sum(one.size_bytes for one in self.brought[:1]))
 
 
 @pytest.mark.parametrize("carried", [True, False])
@@ -170,6 +170,20 @@ def test_what_the_central_has_is_not_sent_again(
     assert [message.carried for message, _ in sent] == [carried, True, carried]
     assert [data is None for _, data in sent] == [carried, True, carried]
     assert caplog.text.count("its payload is not sent again") == 1
+    size_bytes = offer.payload.size_bytes
+    assert site.exchange.sent_bytes == (size_bytes if carried else 2 * size_bytes)
+
+
+def test_what_an_earlier_process_sent_is_not_counted_again(site: Site) -> None:
+    offer, path = site.offer()
+    site.fleet.coming = [site.phase(0, staged=(offer.delta,)), site.phase(1, merged())]
+    assert site.exchange.push(offer, path) == merged()
+    assert site.exchange.sent_bytes == 0
+    other, path = site.offer("b" * 32)
+    site.fleet.coming = [site.phase(1), site.phase(2, merged(other.delta))]
+    site.fleet.takes = [False, True]
+    assert site.exchange.push(other, path) == merged(other.delta)
+    assert site.exchange.sent_bytes == other.payload.size_bytes, "what was taken"
 
 
 def test_what_was_done_is_counted_by_name(site: Site) -> None:

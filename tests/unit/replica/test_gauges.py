@@ -60,13 +60,13 @@ def test_without_a_peak_there_is_no_mfu() -> None:
 
 def test_a_wait_ends_where_the_phase_begins_and_evaluation_is_none() -> None:
     clock = ManualClock()
-    meters = Meters(H100, clock=clock)
+    meters = Meters(H100, clock=clock, sent=lambda: 50)
     clock.advance(5.0)
     meters.evaluated(3.0)
     meters.begins()
     assert meters.wait_s == 2.0
     clock.advance(100.0)  # the phase
-    meters.exchanged(7.0, bytes_up=50)
+    meters.exchanged(7.0)
     clock.advance(1.5)
     meters.begins()
     gauges = meters.read(PHASE)
@@ -103,7 +103,9 @@ class Counted(Pull):
 def test_rows_have_speed_waits_and_the_other_corpora(tmp_path: Path) -> None:
     ranks = alone()
     lone = Lone(tmp_path / "run", ranks, trainer=Counted())
-    lone.report.meters = Meters(Hardware("H100", 2, 4e13), clock=lone.trainer.clock)
+    lone.report.meters = Meters(
+        Hardware("H100", 2, 4e13), clock=lone.trainer.clock, sent=lone.ends.sent
+    )
     lone.train()
     ranks.close()
     rows = read_json_lines(tmp_path / "run" / "metrics.jsonl")

@@ -270,7 +270,7 @@ def test_closing_writes_what_is_left_once(one_delta) -> None:
 def test_the_exchange_is_timed(one_delta) -> None:
     lone, _ = one_delta
     entry = lone.outbox.last
-    with lone.report.exchanging(entry):
+    with lone.report.exchanging():
         lone.trainer.clock.advance(12.5)
     lone.report.verdict(entry, entry.verdict)
     lone.report.close()

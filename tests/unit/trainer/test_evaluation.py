@@ -183,6 +183,21 @@ def test_a_set_has_the_runs_tokenizer_and_length(project: Path) -> None:
     assert again.folder == other.folder, "from the cache"
 
 
+def test_nothing_of_a_set_is_held_out(project: Path) -> None:
+    """All of it is evaluated, also one that has too little text to hold some out."""
+    text = "".join(f"delta epsilon {i}\n" for i in range(20))
+    (project / "data" / "other.txt").write_text(text)
+    config = settings(project)
+    corpus = own(config, project)
+    (other,) = open_sets(config, corpus, project=project).values()
+    made = other.manifest
+    assert (made.num_held_out, made.num_left_out) == (0, 0)
+    assert 1 <= made.num_windows <= 6
+    assert made.num_tokens == made.num_windows * made.window_tokens + made.tail_tokens
+    ids = [int(token) for row in other.windows(range(made.num_windows)) for token in row]
+    assert text.startswith(corpus.decode(ids))
+
+
 def test_a_set_of_text_beside_a_corpus_with_a_column_of_its_own(project: Path) -> None:
     lines = "".join(f'{{"body": "alpha beta gamma {i} {i * i}"}}\n' for i in range(1500))
     (project / "data" / "own.jsonl").write_text(lines)

@@ -89,6 +89,37 @@ def test_what_transformers_builds_otherwise_is_refused(kind: str, told: str) -> 
 
 
 @needs_transformers
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        ("mixtral", "num_local_experts=8"),
+        ("qwen2_moe", "num_experts=60"),
+        ("deepseek_v3", "n_shared_experts=1, n_routed_experts=256"),
+        ("dbrx", "moe_num_experts=4"),
+    ],
+)
+def test_a_mixture_of_experts_is_refused(kind: str, told: str) -> None:
+    name = told.split(", ")[-1]
+    text = refused(hf(kind, tie_embeddings=kind != "dbrx"))
+    assert text.startswith(f"model.config={kind}: a mixture of experts (")
+    assert name in text
+    assert text.endswith(
+        "): there is no router loss here that would keep them in even use, and its operations "
+        "would be counted wrongly; use a dense model type, such as llama or qwen3"
+    )
+
+
+@needs_transformers
+def test_one_expert_is_a_dense_model() -> None:
+    changes = {
+        "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+        "num_key_value_heads": 2, "intermediate_size": 16, "num_local_experts": 1,
+        "num_experts_per_tok": 1,
+    }  # fmt: skip
+    model_spec(hf("mixtral", changes), padded_vocab=256, gloo=True)
+
+
+@needs_transformers
 def test_tying_that_a_model_takes_no_notice_of_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     from transformers import GPT2LMHeadModel
 
