@@ -28,7 +28,7 @@ def held_out(codec: str, seed: int, *, windows: str, steps: str) -> tuple[float,
     done = subprocess.run(
         [sys.executable, "-m", "pww.demo", "sites=2", f"data={corpus}",
          f"data.max_windows={windows}", f"diloco.inner_steps={steps}",
-         "diloco.quorum=1", "diloco.grace=10", "darl.detect_s=60", f"seed={seed}",
+         "diloco.quorum=1", "diloco.grace=10", "darl.detect_s=60", "darl.ttl_floor_s=120", f"seed={seed}",
          f"darl.seed={seed}", f"codec={codec}", f"transport.down={DOWN[codec]}",
          "metrics.wandb.mode=disabled"],
         capture_output=True, text=True, check=False, timeout=1200,
