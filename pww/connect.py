@@ -197,38 +197,38 @@ def _federated(
             _check_size(start, theirs_mb=registered.limit_mb, ours_mb=transport.limit_mb)
         else:  # the central chooses what lies beside a message, by its own limit
             transport = transport.model_copy(update={"limit_mb": registered.limit_mb})
+        aggregator_port = registered.aggregator_port
+        host = httpx.URL(config.central.url).host
+        fleet = FleetSite(
+            f"[{host}]:{aggregator_port}" if ":" in host else f"{host}:{aggregator_port}",
+            transport,
+            signer=signer,
+            clock=clock,
+            stop=stop,
+            random=random,
+            tls=None if bundle is None else bundle.tls,
+        )
+        exchange = FederatedExchange(
+            fleet,
+            run=session.run,
+            replica=config.replica_id,
+            incarnation=session.incarnation,
+            model=start.model,
+            seed=start.seed,
+            folder=run / "theta",
+            limit_mb=transport.limit_mb,
+            inline_mb=0 if carriage is None else carriage.inline_mb,
+            carrier=carrier,
+            poll_s=config.transport.poll_s,
+            clock=clock,
+            stop=stop,
+            reregister=session.reregister,
+            check=session.check,
+        )
     except BaseException:
         session.leave()
         port.close()
         raise
-    aggregator_port = registered.aggregator_port
-    host = httpx.URL(config.central.url).host
-    fleet = FleetSite(
-        f"[{host}]:{aggregator_port}" if ":" in host else f"{host}:{aggregator_port}",
-        transport,
-        signer=signer,
-        clock=clock,
-        stop=stop,
-        random=random,
-        tls=None if bundle is None else bundle.tls,
-    )
-    exchange = FederatedExchange(
-        fleet,
-        run=session.run,
-        replica=config.replica_id,
-        incarnation=session.incarnation,
-        model=start.model,
-        seed=start.seed,
-        folder=run / "theta",
-        limit_mb=transport.limit_mb,
-        inline_mb=0 if carriage is None else carriage.inline_mb,
-        carrier=carrier,
-        poll_s=config.transport.poll_s,
-        clock=clock,
-        stop=stop,
-        reregister=session.reregister,
-        check=session.check,
-    )
 
     def close(keep: tuple[int, ...]) -> None:
         session.leave(keep)

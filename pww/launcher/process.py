@@ -42,23 +42,21 @@ def run(
     child: subprocess.Popen[bytes] | None = None
 
     def ask(signum: int, frame: FrameType | None) -> None:
-        now_s = clock.monotonic()
-        if child is not None:
-            # `timeout` and terminals send one wish to stop twice: to us, then to our whole group
-            again = bool(asked) and now_s - asked[0] > AGAIN_S
-            child.send_signal(signal.SIGKILL if again else signal.SIGTERM)
-        asked.append(now_s)
+        asked.append(clock.monotonic())  # the loop tells the command, so that it is told once
 
     before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
     tick = threading.Event()
     try:
         child = subprocess.Popen(list(command), env=dict(env), preexec_fn=die_with_parent)
-        if asked:
-            child.send_signal(signal.SIGTERM)
+        told = False
         while (code := child.poll()) is None:
-            clock.wait(tick, 0.05)
-            if asked and clock.monotonic() > asked[0] + GRACE_S:
+            if asked and not told:
+                child.send_signal(signal.SIGTERM)
+                told = True
+            # `timeout` and terminals send one wish to stop twice: to us, then to our whole group
+            if asked and (asked[-1] - asked[0] > AGAIN_S or clock.monotonic() > asked[0] + GRACE_S):
                 child.kill()
+            clock.wait(tick, 0.05)
     finally:
         if child is not None and child.poll() is None:
             child.kill()

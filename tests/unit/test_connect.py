@@ -191,6 +191,7 @@ def test_with_a_carrier_the_centrals_limit_holds(tmp_path: Path, monkeypatch, th
         server.stop()
         ledger.close()
     assert given == [theirs_mb]
+    assert books.live() == (), "who cannot go on says goodbye"
 
 
 def test_versions_of_what_decides_a_phase(monkeypatch) -> None:
