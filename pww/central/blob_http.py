@@ -23,13 +23,12 @@ from pww.clock import Clock
 from pww.errors import PwwError, Refused
 from pww.transport.blob_range import read_range
 from pww.transport.blob_wire import ABSENT, BUSY, CRC, FULL, etag
-from pww.transport.raw_body import Gone, RawBody, take_body
+from pww.transport.raw_body import BITE, Gone, RawBody, take_body
 from pww.wire import Refusal
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-BITE = 512 << 10
 SILENT_S = 20.0
 """A client that sends or takes nothing for so long is not waited for."""
 COMMIT_S = 5.0
