@@ -16,6 +16,7 @@ from pww.errors import CentralError, Refused
 from pww.transport.blob_wire import BEGIN_AGAIN, BUSY, DAMAGED, ROUTE
 from pww.transport.file_part import FilePart
 from pww.transport.http_connection import Faults, HttpConnection
+from pww.transport.memory import aligned_buffer
 from pww.transport.retry import TryAgain
 from pww.transport.tls import explain
 from pww.wire import Refusal
@@ -66,13 +67,13 @@ class BlobPeer:
         """
         self._site = site
         self._http = HttpConnection(site.url, tls=site.tls, timeout_s=site.timeout_s)
-        self._buffer = bytearray()
+        self._buffer = aligned_buffer(0)
 
     def buffer(self, size_bytes: int) -> memoryview:
         """Memory of this connection, the same at every call: fresh pages cost as much as a copy."""
         if len(self._buffer) < size_bytes:
-            self._buffer = bytearray(size_bytes)
-        return memoryview(self._buffer)[:size_bytes]
+            self._buffer = aligned_buffer(size_bytes)
+        return self._buffer[:size_bytes]
 
     def ask(self, method: str, path: str, *, headers: Mapping[str, str] | None = None,
             body: FilePart | None = None) -> bytes:  # fmt: skip

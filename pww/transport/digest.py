@@ -8,6 +8,8 @@ from typing import BinaryIO
 
 from blake3 import blake3
 
+from pww.transport.memory import aligned_buffer
+
 CHUNK = 4 << 20
 """Bytes read and hashed together."""
 
@@ -19,7 +21,7 @@ def new_digest(data: bytes | bytearray | memoryview = b"") -> blake3:
 
 def file_digest(file: BinaryIO) -> str:
     """Of the rest of an open file."""
-    digest, buffer = new_digest(), memoryview(bytearray(CHUNK))
+    digest, buffer = new_digest(), aligned_buffer(CHUNK)
     while count := file.readinto(buffer):  # type: ignore[attr-defined]
         digest.update(buffer[:count])
     return digest.hexdigest()

@@ -2,7 +2,7 @@
 
     8 bytes   little-endian length of the header
     header    JSON {"__metadata__": {str: str}, name: {"dtype", "shape", "data_offsets"}}, padded
-              with spaces to a multiple of 8
+              with spaces so that the data starts at a multiple of 64
     data      the tensors' bytes, one after the other in header order, without gaps
 
 Stricter than the format: names are printable, and nothing is there twice or left over. No I/O.
@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from pww.errors import PayloadError
+from pww.transport.memory import ALIGNMENT
 
 MAX_HEADER = 16 << 20
 """Bytes; about 100,000 tensors. A longer one is an attack or garbage."""
@@ -79,7 +80,7 @@ def build(
         }  # fmt: skip
         end += size
     text = json.dumps(rows, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-len(text) % 8)
+    text += b" " * (-(8 + len(text)) % ALIGNMENT)
     if len(text) > MAX_HEADER:
         raise PayloadError(f"a header of {len(text)} bytes is above the limit of {MAX_HEADER}")
     return len(text).to_bytes(8, "little") + text, Header(entries, dict(metadata), end)

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from pww.errors import PayloadError
 from pww.folder import sync_folder
 from pww.transport.digest import new_digest
+from pww.transport.memory import aligned_buffer
 
 CHUNK = 1 << 20
 """What is read at once for hashing: fits a core's cache."""
@@ -129,11 +130,11 @@ class PieceFile:
                 self._hashing.release()
 
     def _hash_on(self) -> None:
-        buffer = bytearray(min(CHUNK, self.piece_bytes))
+        buffer = aligned_buffer(min(CHUNK, self.piece_bytes))
         while self._hashed < self.num_pieces and self.has(self._hashed):
             start, stop = self.span(self._hashed)
             while start < stop:
-                view = memoryview(buffer)[: min(len(buffer), stop - start)]
+                view = buffer[: min(len(buffer), stop - start)]
                 got = os.preadv(self._fd, [view], start)
                 if got == 0:
                     raise OSError(f"{self._part.name} was cut short by somebody else")

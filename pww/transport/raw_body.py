@@ -15,6 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from pww.transport.memory import aligned_buffer
+
 RAW_BODY = "pww.raw_body"
 BITE = 512 << 10
 """Handed over together."""
@@ -186,4 +188,4 @@ def _buffer() -> Bite:
     try:
         return _kept.pop()
     except IndexError:
-        return np.empty(BITE, dtype=np.uint8)
+        return np.frombuffer(aligned_buffer(BITE), dtype=np.uint8)

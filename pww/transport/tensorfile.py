@@ -19,6 +19,7 @@ from pww.errors import PayloadError
 from pww.folder import sync_folder
 from pww.transport.digest import new_digest
 from pww.transport.header import MAX_HEADER, build, parse
+from pww.transport.memory import aligned_buffer
 
 CHUNK = 4 << 20
 """Bytes written, read or hashed together."""
@@ -242,9 +243,11 @@ class TensorReader:
 
     def digest(self) -> str:
         """BLAKE3 of the whole file, read again."""
-        digest = new_digest()
+        digest, buffer = new_digest(), aligned_buffer(min(CHUNK, self.size_bytes))
         for start in range(0, self.size_bytes, CHUNK):
-            digest.update(self._read(start, min(CHUNK, self.size_bytes - start)))
+            view = buffer[: self.size_bytes - start]
+            self._fill(view, start)
+            digest.update(view)
         return digest.hexdigest()
 
     def close(self) -> None:

@@ -19,12 +19,14 @@ from pathlib import Path
 from time import perf_counter
 
 import torch
+from figures import warm_memory
 
 from pww.central.generations import Generations, name_of
 from pww.central.merge import merge_finite
 from pww.central.screening import StagedPayload, screen
 from pww.codec import codec_named
 from pww.config.load import compose
+from pww.transport.memory import aligned_buffer
 from pww.transport.payload import write_payload
 
 BLOCK = {
@@ -72,18 +74,21 @@ def _once(folder: Path, num_layers: int, tied: bool, sites: int, codec: str) -> 
         staged.append(StagedPayload(path.name, "", f"s{site}/x", path, info, 100, 0, False))
     del noise, scaled
     with screen(staged, shapes, known={}) as screened:
+        diloco = compose([]).diloco
+        warm_memory(folder, 8 * num_values(shapes))
         Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts again here
         start_bytes, used = _rss_bytes("VmRSS"), resource.getrusage(resource.RUSAGE_SELF)
         begin = perf_counter()
         result, _ = merge_finite(
             generations.open(name_of(0)), screened, number=1, generations=generations,
-            diloco=compose([]).diloco,
+            diloco=diloco,
         )  # fmt: skip
         seconds = perf_counter() - begin
     peak_bytes, after = _rss_bytes("VmHWM"), resource.getrusage(resource.RUSAGE_SELF)
     assert result is not None
     assert len(result.merged) == sites
     base = generations.open(name_of(0))
+    warm_memory(folder, 8 * num_values(shapes))
     plain_s = plain_io_s(
         [base.theta, base.momentum, *(one.path for one in staged)],
         [folder / "plain-0", folder / "plain-1"], base.theta.stat().st_size,
@@ -128,7 +133,7 @@ def plain_io_s(sources: list[Path], targets: list[Path], target_bytes: int) -> f
             os.fsync(file.fileno())
 
     def start() -> None:
-        own.buffer = bytearray(2 << 20)
+        own.buffer = aligned_buffer(2 << 20)
 
     own = threading.local()
     begin = perf_counter()
@@ -146,6 +151,7 @@ def plain_io_s(sources: list[Path], targets: list[Path], target_bytes: int) -> f
 def sequential_write_s(disk: Path, num_bytes: int) -> float:
     """Seconds that a plain sequential write of so many bytes takes, fsync included."""
     data = os.urandom(1 << 20) * 4
+    warm_memory(disk, num_bytes)
     with tempfile.NamedTemporaryFile(dir=disk) as file:
         begin = perf_counter()
         for _ in range(0, num_bytes, len(data)):
