@@ -23,7 +23,7 @@ from time import perf_counter, sleep
 
 import numpy as np
 from blake3 import blake3
-from figures import figure, machine
+from figures import figure, machine, warm_memory
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "programs"))
 
@@ -213,6 +213,7 @@ def loopback(folder: Path, *, size_mb: int, repeats: int, parts: set[str]) -> No
             for _ in range(repeats):
                 for way in ("up", "down"):
                     for who, peer in (("nginx", nginx), ("ours", ours)):
+                        warm_memory(folder, size_mb * 10**6)
                         took_s = getattr(peer, way)()
                         rates.setdefault(f"{who}_{way}", []).append(size_mb / took_s)
             nginx.end()
