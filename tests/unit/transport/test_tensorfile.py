@@ -16,6 +16,7 @@ from blake3 import blake3
 
 from pww.errors import PayloadError
 from pww.transport.header import MAX_HEADER
+from pww.transport.memory import aligned_buffer
 from pww.transport.tensorfile import StateHash, TensorReader, TensorWriter, state_hash
 
 TENSORS = {
@@ -82,9 +83,20 @@ def test_a_tensor_of_many_chunks_and_a_view_of_one(tmp_path):
         assert torch.equal(reader.get("turned"), big.t())
 
 
-def test_the_data_starts_on_a_multiple_of_eight(tmp_path):
-    write(tmp_path / "a.safetensors", {"x": torch.tensor([1.0])})
-    assert int.from_bytes((tmp_path / "a.safetensors").read_bytes()[:8], "little") % 8 == 0
+@pytest.mark.parametrize("name", ["x" * size for size in (1, 20, 41, 62, 63, 64, 65)])
+def test_the_data_starts_at_a_cache_line(tmp_path, name):
+    write(tmp_path / "a.safetensors", {name: torch.tensor([1.0])})
+    length = int.from_bytes((tmp_path / "a.safetensors").read_bytes()[:8], "little")
+    assert (8 + length) % 64 == 0
+    assert safetensors.torch.load_file(tmp_path / "a.safetensors")[name] == 1.0
+
+
+@pytest.mark.parametrize("size", [0, 1, 4096, 100_000])
+def test_buffers_begin_with_a_page_and_can_be_written(size):
+    buffer = aligned_buffer(size)
+    assert len(buffer) == size
+    assert not buffer.readonly
+    assert np.frombuffer(aligned_buffer(size + 1), dtype=np.uint8).ctypes.data % 4096 == 0
 
 
 def layout_of(*names):
@@ -186,7 +198,7 @@ def test_the_state_hash_is_pinned(tmp_path):
         b'{"__metadata__":{},"w":{"dtype":"F32","shape":[2,1],"data_offsets":[0,8]},'
         b'"b":{"dtype":"F32","shape":[],"data_offsets":[8,12]}}'
     )
-    header += b" " * (-len(header) % 8)
+    header += b" " * (-(8 + len(header)) % 64)
     data = np.array([1.0, -2.5, 0.0], dtype="<f4").tobytes()
     expected = blake3(len(header).to_bytes(8, "little") + header + data).hexdigest()
     state = StateHash({"w": (2, 1), "b": ()})
