@@ -87,7 +87,7 @@ def opened(path: Path) -> Iterator[BinaryIO]:
         with path.open("rb", buffering=BUFFER_BYTES) as raw:
             match path.suffix:
                 case ".gz":
-                    if not raw.peek(1):  # gzip takes it for text of no bytes
+                    if not os.fstat(raw.fileno()).st_size:  # gzip takes it for text of no bytes
                         raise EOFError(EMPTY)
                     with gzip.GzipFile(fileobj=raw) as packed, _buffered(packed) as file:
                         yield file

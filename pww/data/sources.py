@@ -120,8 +120,8 @@ class JsonLineFiles:
         """One document a line.
 
         Raises:
-            DataError: a line is not a JSON object with a string or null under the key, or a file cannot be
-                read.
+            DataError: a line is not a JSON object with a string or null under the key, or a file
+                cannot be read.
         """
         for span in spans:
             path = self._paths[span.file]
