@@ -99,8 +99,8 @@ class HttpConnection:
         connection = self._http
         sock = None if connection is None else connection.sock
         if sock is not None:
-            with suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
+            with suppress(OSError):  # an `SSLSocket`'s own has its reader go on without TLS
+                socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
 
 def split(url: str) -> SplitResult:
