@@ -253,8 +253,8 @@ class _Late:
         """Ends the tries that are late by now; for when no piece waits any more."""
         now_s = self._clock.monotonic()
         with self._lock:
-            if not self._took_s:
-                return
+            if not self._took_s or len(self._took_s) < len(self._flights):
+                return  # a few that were quick say nothing about all the others
             limit_s = max(LATE * statistics.median(self._took_s), LATE_S)
             for flight in self._flights:
                 if now_s - flight.since_s > limit_s and not flight.interrupted:

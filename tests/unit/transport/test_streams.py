@@ -130,9 +130,12 @@ def test_who_is_late() -> None:
     clock = ManualClock()
     late, peers = _Late(clock), [Peer() for _ in range(5)]
     flights = [late.begin(peer) for peer in peers]
+    others = [late.begin(Peer()) for _ in range(3)]
     clock.advance(1000 * LATE_S)
     late.interrupt()
     assert not any(peer.aborted.is_set() for peer in peers), "none arrived: who knows?"
+    for flight in others:
+        late.end(flight, moved=True)
     late.end(flights[0], moved=True)
     late.end(flights[1], moved=False)  # a fault says nothing about speed
     clock.advance(1000 * LATE_S * (LATE - 1) - 1)
@@ -147,6 +150,22 @@ def test_who_is_late() -> None:
         peer.aborted.clear()
     late.interrupt()
     assert not any(peer.aborted.is_set() for peer in peers), "once each"
+
+
+def test_a_few_that_are_quick_make_nobody_late() -> None:
+    """All pieces of a small file are under way at once, and share the link as it happens."""
+    clock = ManualClock()
+    late = _Late(clock)
+    flights = [late.begin(Peer()) for _ in range(5)]
+    clock.advance(LATE_S)
+    for number in range(2):
+        late.end(flights[number], moved=True)
+    clock.advance(1000 * LATE_S)
+    late.interrupt()
+    assert not any(flight.interrupted for flight in flights)
+    late.end(flights[2], moved=True)
+    late.interrupt()
+    assert [flight.interrupted for flight in flights] == [False, False, False, True, True]
 
 
 def test_first_second_is_nobodys_fault() -> None:
