@@ -21,9 +21,11 @@ from pww.transport.memory import aligned_buffer
 RAW_BODY = "pww.raw_body"
 BITE = 1 << 20
 """Handed over together."""
-MAX_KEPT = 64
+MAX_KEPT = 32
 MOST_AWAITED = 512 << 10
 """The loop is not woken for less of a body that comes fast: a wake costs as much as the copy."""
+GLANCE_S = 1.0
+"""What came and was too little to wake the loop is seen within this."""
 FAST = 32 << 10
 """A body comes fast if so much was there when the loop looked."""
 ROOM = 4 << 20
@@ -115,8 +117,8 @@ class RawBody(asyncio.BufferedProtocol):
                     continue
                 if self._awaited == 1:
                     raise
-                self._await(1)  # there may be some, if little
-                self._heard_s = self._loop.time()
+                self._await(1)  # there may be some, if little: then it is there at once
+                self._heard_s = self._loop.time() - silent_s + min(GLANCE_S, silent_s)
         bite, buffer = self._ready.popleft()
         if buffer is not None:
             self._lent.append(buffer)

@@ -182,9 +182,9 @@ class Streams(Generic[P]):
         flight = self._late.begin(peer)
         try:
             self._work(peer, number)
-        except TryAgain:
+        except TryAgain as why:
             self._late.end(flight, moved=False)
-            if not flight.interrupted or self._halt.is_set():
+            if not flight.interrupted or why.after_s or self._halt.is_set():
                 raise
             self._retry.count()
             self._work(peer, number)

@@ -8,6 +8,7 @@ After each kill the ledger is audited; after each run theta is held to a NumPy r
 same merges without a kill. Prints one JSON line a figure.
 """
 
+import json
 import os
 import shutil
 import sys
@@ -48,7 +49,10 @@ def main(words: list[str]) -> None:
         asked[key] = value
     wanted, seed, survived = int(asked["kills"]), int(asked["seed"]), 0
     hits, starts_s, runs = Counter[str](), list[float](), 0
-    print(f"# {machine()}", flush=True)
+    if os.fsync.__module__ != "posix":
+        sys.exit("fsync was replaced: what survives a kill would mean nothing")
+    on = {"fsync": "on", "tls": False, "credentials": False}  # all on loopback: what is asked here
+    print(json.dumps({"machine": machine(), **on}), flush=True)  # is what a kill leaves behind
     with tempfile.TemporaryDirectory() as folder:
         project = copy_of_project(Path(folder))
         nursery = Nursery(project.folder, project.env)

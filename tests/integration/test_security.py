@@ -342,6 +342,12 @@ def test_hostile_bodies_are_refused_without_effect(secured: Secured) -> None:
                 == 401
             )
     assert secured.status()["coverage"] == before
+    told = [line.partition("refused 127.0.0.1: ")[2] for line in central.text().splitlines()]
+    told = [reason for reason in told if reason]
+    assert told, "an operator reads of it"
+    assert len(told) == len(set(told)) <= 8, "a line a kind, of a hundred requests"
+    assert sum("not a valid " in reason for reason in told) == 1
+    assert sum("has more than" in reason for reason in told) == 1
     made = {path.name for path in secured.project.outputs.iterdir()}
     assert not made & {"x", "passwd"}
     assert central.process.poll() is None
