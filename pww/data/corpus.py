@@ -176,16 +176,18 @@ def prepare(
     vocab_multiple: int,
     project: Path,
     clock: Clock = SystemClock(),
+    place: Place | None = None,
 ) -> Corpus:
     """The tokenised corpus that `data` names: from the cache if it is there, else built now.
 
     A build that is cut off leaves nothing that a later call takes for a corpus; what it finished is
-    not done again.
+    not done again. `place` is what `locate` gave for the same settings, which reads all of the text
+    once, if it was asked already.
 
     Raises:
         DataError: text, tokenizer or cache cannot be used, or there is too little text.
     """
-    place = locate(data, seq_len=seq_len, vocab_multiple=vocab_multiple, project=project)
+    place = place or locate(data, seq_len=seq_len, vocab_multiple=vocab_multiple, project=project)
 
     def make(folder: Path) -> None:
         started = clock.monotonic()
