@@ -35,6 +35,7 @@ from pww.replica import loop
 from pww.replica.outbox import Outbox
 from pww.replica.plan import PhasePlan
 from pww.replica.report import Report
+from pww.rows import take_back
 from pww.trainer import inner_state
 from pww.trainer.api import EvalResult, PhaseResult
 from pww.trainer.ranks import Ranks, init_ranks
@@ -219,12 +220,14 @@ class Lone:
         start = Start(space, model_digest(SHAPES), seed, self.outbox.last, tag)
         self.ends = connect(config(), run, start, clock=SystemClock(), stop=ranks.asked)
         self.exchange = carrier(self.ends.exchange)
+        last = self.outbox.last
+        left = take_back(run / "metrics.jsonl", after=0 if last is None else last.step)
         self.metrics = Metrics(
             run, project="pww", group="g", name="n", wandb_id="id", mode="disabled", config={}
         )
         self.report = Report(
             run, metrics=self.metrics, outbox=self.outbox, plan=self.plan,
-            every_rounds=every_rounds, clock=self.trainer.clock,
+            every_rounds=every_rounds, clock=self.trainer.clock, left=left,
         )  # fmt: skip
 
     def train(self, *, clock: Clock = SystemClock(), overlap: bool = False) -> None:
