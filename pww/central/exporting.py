@@ -10,6 +10,7 @@ from pww.central.audit import reading
 from pww.central.final import FOLDER
 from pww.central.generations import Generation, Generations
 from pww.central.huggingface import TOKENIZER, Facts, export
+from pww.central.ledger import FILE
 from pww.config import paths
 from pww.config.load import read_config
 from pww.config.schema import Config, CustomModel, HfModel, Model, ShippedModel
@@ -49,11 +50,13 @@ def export_run(run: Path, out: Path | None) -> Path:
             f"{run} holds no theta_outer: name the folder of a central, or of a run that trained "
             "alone (a site's folder has theirs only)"
         )
-    if out is not None and state.resolve() in (out.resolve(), *out.resolve().parents):
-        raise StateError(
-            f"out={out} is in {state}, where the ledger of the run and its generations are, and "
-            "nothing else may be: name another folder, or leave out= away"
-        )
+    if out is not None:
+        for folder in (out.resolve(), *out.resolve().parents):
+            if folder == state.resolve() or (folder / FILE).exists():
+                raise StateError(
+                    f"out={out} is in {folder}, where the ledger of a run and its generations are, "
+                    "and nothing else may be: name another folder, or leave out= away"
+                )
     config = read_config(run / paths.CONFIG_FILE)
     with reading(run) as ledger:
         rows = ledger.rows("SELECT generation FROM run")
