@@ -5,7 +5,7 @@ import logging
 from pathlib import Path
 from typing import assert_never
 
-from pww.central.architecture import Decoder
+from pww.central.architecture import Decoder, Kind
 from pww.central.audit import reading
 from pww.central.final import FOLDER
 from pww.central.generations import Generation, Generations
@@ -16,7 +16,8 @@ from pww.config.load import read_config
 from pww.config.schema import Config, CustomModel, HfModel, Model, ShippedModel
 from pww.data.corpus import find
 from pww.data.manifest import Manifest, read_manifest
-from pww.errors import DataError, PwwError, StateError
+from pww.errors import DataError, PayloadError, PwwError, StateError
+from pww.transport.tensorfile import TensorReader
 
 log = logging.getLogger(__name__)
 EXPORT = "export"
@@ -72,22 +73,46 @@ def export_run(run: Path, out: Path | None) -> Path:
 def _export(config: Config, generation: Generation, folder: Path) -> Path:
     info = generation.info
     manifest, tokenizer = _tokenizer(config)
+    kind = _kind(config.model, generation.theta, manifest)
     facts = Facts(
-        decoder(config.model), round=info.round, state_hash=info.state_hash,
+        kind, round=info.round, state_hash=info.state_hash,
         end_of_document=None if manifest is None else manifest.end_of_document,
     )  # fmt: skip
     return export(generation.theta, folder, facts=facts, tokenizer=tokenizer)
 
 
-def decoder(model: Model) -> Decoder:
-    """Which decoder a configured model is; one of transformers has names that no table has here."""
+def _kind(model: Model, theta: Path, manifest: Manifest | None) -> Kind:
+    """What a configured model is for transformers.
+
+    Raises:
+        StateError: nobody knows.
+    """
+    if not isinstance(model, HfModel):
+        return decoder(model)
+    if manifest is None:
+        raise StateError(
+            f"model={model.name} can be exported only where the corpus is known, whose vocabulary "
+            "it has: give the central its manifest.json (central.manifest)"
+        )
+    from pww.central.own_model import own_model
+
+    try:
+        with TensorReader(theta) as reader:
+            shapes = {name: reader.shape(name) for name in reader.names}
+    except (OSError, PayloadError) as why:
+        raise StateError(f"{theta} cannot be exported: {why}") from why
+    return own_model(model, shapes, padded_vocab=manifest.padded_vocab)
+
+
+def decoder(model: CustomModel | ShippedModel) -> Decoder:
+    """Which of torchtitan's decoders a configured model is."""
     match model:
         case CustomModel(family="llama3"):
             return Decoder("llama3", model.seq_len, head_dim=model.head_dim)
         case ShippedModel(family="llama3"):
             head_dim = 64 if model.flavor == "1B" else 128  # torchtitan's sizes
             return Decoder("llama3", model.seq_len, head_dim=head_dim)
-        case CustomModel() | ShippedModel() | HfModel():
+        case CustomModel() | ShippedModel():
             return Decoder("qwen3", model.seq_len)
         case _:
             assert_never(model)
