@@ -13,7 +13,7 @@ from pww.clock import Clock, SystemClock
 from pww.config import paths
 from pww.config.check_given import without_effect
 from pww.config.load import run_app
-from pww.config.schema import Config
+from pww.config.schema import Config, HfModel
 from pww.config.shorthand import with_tokenizer
 from pww.errors import ConfigError
 
@@ -84,6 +84,7 @@ def settle(config: Config, given: frozenset[str]) -> Config:
     """
     from pww.launcher import runs
 
+    config = _placed(config)
     faults: list[str] = []
     if config.site.queue.kind == "slurm" and not config.dry:
         faults.append(
@@ -109,6 +110,15 @@ def settle(config: Config, given: frozenset[str]) -> Config:
     if faults:
         raise ConfigError(faults)
     return config
+
+
+def _placed(config: Config) -> Config:
+    """A model's folder by its whole path: its run may go on from wherever somebody resumes it."""
+    model = config.model
+    if not isinstance(model, HfModel) or not Path(model.config).is_dir():
+        return config
+    whole = model.model_copy(update={"config": str(Path(model.config).absolute())})
+    return config.model_copy(update={"model": whole})
 
 
 def start(argv: Sequence[str]) -> int:

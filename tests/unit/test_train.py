@@ -35,3 +35,24 @@ def test_a_key_without_effect_is_refused_and_a_stored_schedule_decides_of_a_resu
     freeze(compose((*words, "optim.decay=wsd")), tmp_path / "old")
     resumed = settle(compose((*words, f"resume={tmp_path}/old")), given)
     assert (resumed.optim.decay, resumed.optim.decay_share) == ("wsd", 0.3)
+
+
+def test_a_models_folder_is_kept_by_its_whole_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "gpt").mkdir()
+    words = (f"run.root={tmp_path}/runs", "model=hf/folder", "model.config=gpt")
+    given = frozenset({"run.root", "model", "model.config"})
+    first = settle(compose(words), given)
+    assert first.model.model_dump()["config"] == f"{tmp_path}/gpt"
+    run = tmp_path / "runs" / "x"
+    (run / "checkpoints").mkdir(parents=True)
+    freeze(first, run)
+    assert settle(compose((*words, "resume=auto")), given).resume == str(run), "the same words"
+    monkeypatch.chdir(tmp_path / "gpt")
+    elsewhere = settle(compose((words[0], f"resume={run}")), frozenset({"run.root"}))
+    assert elsewhere.model == first.model
+    assert (
+        settle(compose((words[0], "model=hf/gpt2")), given).model.model_dump()["config"] == "gpt2"
+    )
