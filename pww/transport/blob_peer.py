@@ -185,6 +185,10 @@ class BlobPeer:
         """From another thread: ends what is going on, for good."""
         self._http.abort()
 
+    def interrupt(self) -> None:
+        """From another thread: ends what is going on; the next call makes another connection."""
+        self._http.interrupt()
+
 
 def _refusal(content: bytes) -> Refusal | None:
     try:

@@ -226,3 +226,6 @@ class _NoPeer:
 
     def abort(self) -> None:
         """What is under way ends by itself."""
+
+    def interrupt(self) -> None:
+        """It is not interrupted: it may be slow for everybody."""

@@ -92,6 +92,10 @@ class HttpConnection:
     def abort(self) -> None:
         """From another thread: whoever waits for the socket stops doing so, and no more is sent."""
         self._closed = True
+        self.interrupt()
+
+    def interrupt(self) -> None:
+        """From another thread: whoever waits for the socket stops doing so."""
         connection = self._http
         sock = None if connection is None else connection.sock
         if sock is not None:

@@ -13,7 +13,7 @@ from pww.clock import ManualClock, SystemClock
 from pww.errors import PayloadError, Stopped, Unreachable
 from pww.transport.carrier import Tuning
 from pww.transport.retry import Retry, TryAgain
-from pww.transport.streams import FASTER, WINDOW_S, Progress, Streams, _Growth
+from pww.transport.streams import FASTER, LATE, LATE_S, WINDOW_S, Progress, Streams, _Growth, _Late
 
 FEW = Tuning(min_streams=3, max_streams=3, retry_first_s=0.001, retry_max_s=0.002, deadline_s=5.0)
 
@@ -28,6 +28,9 @@ class Peer:
         pass
 
     def abort(self) -> None:
+        self.aborted.set()
+
+    def interrupt(self) -> None:
         self.aborted.set()
 
 
@@ -103,6 +106,60 @@ def test_own_bug_is_not_hidden() -> None:
 
     with pytest.raises(ZeroDivisionError):
         streams(work).run(range(5))
+
+
+def test_late_piece_begins_again_without_a_pause(caplog: pytest.LogCaptureFixture) -> None:
+    """It is no outage: nobody reads of it, and it does not count against the deadline."""
+    tries: list[int] = []
+
+    def work(peer: Peer, number: int) -> None:
+        tries.append(number)
+        if number == 9 and tries.count(9) == 1:
+            assert peer.aborted.wait(10.0)
+            raise TryAgain("its connection was ended")
+
+    moving = streams(work, tuning=replace(FEW, retry_first_s=60.0, retry_max_s=60.0))
+    moving.run(range(10))
+    assert sorted(tries) == [*range(10), 9]
+    assert moving._retry.num_retries == 1
+    assert not caplog.messages
+
+
+def test_who_is_late() -> None:
+    """By those that arrived, and not in the first second; each piece once."""
+    clock = ManualClock()
+    late, peers = _Late(clock), [Peer() for _ in range(5)]
+    flights = [late.begin(peer) for peer in peers]
+    clock.advance(1000 * LATE_S)
+    late.interrupt()
+    assert not any(peer.aborted.is_set() for peer in peers), "none arrived: who knows?"
+    late.end(flights[0], moved=True)
+    late.end(flights[1], moved=False)  # a fault says nothing about speed
+    clock.advance(1000 * LATE_S * (LATE - 1) - 1)
+    late.interrupt()
+    assert not any(peer.aborted.is_set() for peer in peers)
+    new = late.begin(peers[0])
+    clock.advance(1 + LATE_S)
+    late.interrupt()
+    assert [flight.interrupted for flight in flights] == [False, False, True, True, True]
+    assert not new.interrupted
+    for peer in peers:
+        peer.aborted.clear()
+    late.interrupt()
+    assert not any(peer.aborted.is_set() for peer in peers), "once each"
+
+
+def test_first_second_is_nobodys_fault() -> None:
+    clock = ManualClock()
+    late = _Late(clock)
+    late.end(late.begin(Peer()), moved=True)  # at once
+    flight = late.begin(Peer())
+    clock.advance(LATE_S)
+    late.interrupt()
+    assert not flight.interrupted
+    clock.advance(LATE_S / 10)
+    late.interrupt()
+    assert flight.interrupted
 
 
 def grown(rate: Callable[[int], float], *, most: int = 16) -> int:
