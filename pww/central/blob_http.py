@@ -1,7 +1,7 @@
 """The blob store over HTTP: short requests, bounded memory, every name checked (`blob_wire`).
 
 A plain ASGI app, which takes pieces straight from the socket where the server lends it. Bytes are
-moved in bites of half a megabyte by threads, which read or write one while the loop sends or
+moved in bites of a megabyte by threads, which read or write one while the loop sends or
 receives the next. Whoever asks for more than `/health` is checked at the door before anything of
 the request is read. A client that stops in the middle is hung up on.
 """

@@ -7,16 +7,15 @@ retried by itself. The first fault that retrying does not mend ends all of them,
 
 import logging
 import math
-import statistics
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from pww.clock import Clock
 from pww.errors import Stopped
 from pww.transport.carrier import Tuning
+from pww.transport.late import Late, Watched
 from pww.transport.retry import Retry, TryAgain
 
 log = logging.getLogger(__name__)
@@ -26,13 +25,11 @@ WINDOW_S = 0.3
 """A rate is measured for so long before connections are added, and after."""
 FASTER = 1.15
 """What a doubling must bring, to be followed by another."""
-LATE, LATE_S, RECENT = 1.5, 1.0, 100
-"""One of the last pieces is late that takes so many times what those before took, and so long."""
 STOPPED = "stopped in the middle of a transfer; it goes on where it was"
 SPEAK_AFTER_S, SPEAK_EVERY_S = 3.0, 10.0
 
 
-class Peer(Protocol):
+class Peer(Watched, Protocol):
     """A connection, as far as it matters here."""
 
     def drop(self) -> None:
@@ -40,9 +37,6 @@ class Peer(Protocol):
 
     def abort(self) -> None:
         """Ends what it waits for, from another thread."""
-
-    def interrupt(self) -> None:
-        """From another thread: ends what it waits for this time, if it waits for something."""
 
 
 P = TypeVar("P", bound=Peer)
@@ -120,7 +114,7 @@ class Streams(Generic[P]):
         self._lock = threading.Lock()
         self._fault: BaseException | None = None
         self._peers: list[P] = []
-        self._late = _Late(clock)
+        self._late = Late(clock)
 
     def run(self, pieces: Iterable[int]) -> None:
         """Returns when every piece was moved.
@@ -211,55 +205,6 @@ class Streams(Generic[P]):
         self._halt.set()
         for peer in list(self._peers):
             peer.abort()
-
-
-@dataclass(slots=True, eq=False)
-class _Flight:
-    """A piece under way."""
-
-    peer: Peer
-    since_s: float
-    interrupted: bool = False
-
-
-class _Late:
-    """Finds the last pieces that take much longer than others did, and interrupts them, once each.
-
-    A connection that lost several packets at once may rest for seconds, and in the end all others
-    wait for it: a new one is as fast as they were. Sooner it would only lose more. Thread-safe.
-    """
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock, self._lock = clock, threading.Lock()
-        self._flights: list[_Flight] = []
-        self._took_s: deque[float] = deque(maxlen=RECENT)
-
-    def begin(self, peer: Peer) -> _Flight:
-        """A piece is under way."""
-        flight = _Flight(peer, self._clock.monotonic())
-        with self._lock:
-            self._flights.append(flight)
-        return flight
-
-    def end(self, flight: _Flight, *, moved: bool) -> None:
-        """And is so no more."""
-        took_s = self._clock.monotonic() - flight.since_s
-        with self._lock:
-            self._flights.remove(flight)
-            if moved:
-                self._took_s.append(took_s)
-
-    def interrupt(self) -> None:
-        """Ends the tries that are late by now; for when no piece waits any more."""
-        now_s = self._clock.monotonic()
-        with self._lock:
-            if not self._took_s:
-                return
-            limit_s = max(LATE * statistics.median(self._took_s), LATE_S)
-            for flight in self._flights:
-                if now_s - flight.since_s > limit_s and not flight.interrupted:
-                    flight.interrupted = True
-                    flight.peer.interrupt()
 
 
 class _Growth:

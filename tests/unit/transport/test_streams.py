@@ -13,7 +13,7 @@ from pww.clock import ManualClock, SystemClock
 from pww.errors import PayloadError, Stopped, Unreachable
 from pww.transport.carrier import Tuning
 from pww.transport.retry import Retry, TryAgain
-from pww.transport.streams import FASTER, LATE, LATE_S, WINDOW_S, Progress, Streams, _Growth, _Late
+from pww.transport.streams import FASTER, WINDOW_S, Progress, Streams, _Growth
 
 FEW = Tuning(min_streams=3, max_streams=3, retry_first_s=0.001, retry_max_s=0.002, deadline_s=5.0)
 
@@ -30,8 +30,12 @@ class Peer:
     def abort(self) -> None:
         self.aborted.set()
 
-    def interrupt(self) -> None:
+    def interrupt(self) -> bool:
         self.aborted.set()
+        return True
+
+    def moved(self) -> float:
+        return 0.0
 
 
 def streams(work: Callable[[Any, int], None], *, tuning: Tuning = FEW,
@@ -123,43 +127,6 @@ def test_late_piece_begins_again_without_a_pause(caplog: pytest.LogCaptureFixtur
     assert sorted(tries) == [*range(10), 9]
     assert moving._retry.num_retries == 1
     assert not caplog.messages
-
-
-def test_who_is_late() -> None:
-    """By those that arrived, and not in the first second; each piece once."""
-    clock = ManualClock()
-    late, peers = _Late(clock), [Peer() for _ in range(5)]
-    flights = [late.begin(peer) for peer in peers]
-    clock.advance(1000 * LATE_S)
-    late.interrupt()
-    assert not any(peer.aborted.is_set() for peer in peers), "none arrived: who knows?"
-    late.end(flights[0], moved=True)
-    late.end(flights[1], moved=False)  # a fault says nothing about speed
-    clock.advance(1000 * LATE_S * (LATE - 1) - 1)
-    late.interrupt()
-    assert not any(peer.aborted.is_set() for peer in peers)
-    new = late.begin(peers[0])
-    clock.advance(1 + LATE_S)
-    late.interrupt()
-    assert [flight.interrupted for flight in flights] == [False, False, True, True, True]
-    assert not new.interrupted
-    for peer in peers:
-        peer.aborted.clear()
-    late.interrupt()
-    assert not any(peer.aborted.is_set() for peer in peers), "once each"
-
-
-def test_first_second_is_nobodys_fault() -> None:
-    clock = ManualClock()
-    late = _Late(clock)
-    late.end(late.begin(Peer()), moved=True)  # at once
-    flight = late.begin(Peer())
-    clock.advance(LATE_S)
-    late.interrupt()
-    assert not flight.interrupted
-    clock.advance(LATE_S / 10)
-    late.interrupt()
-    assert flight.interrupted
 
 
 def grown(rate: Callable[[int], float], *, most: int = 16) -> int:
