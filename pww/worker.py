@@ -100,6 +100,7 @@ def _train(
     from pww.replica.outbox import Outbox
     from pww.replica.plan import PhasePlan
     from pww.replica.report import Report
+    from pww.rows import Left, take_back
     from pww.trainer.corpora import on_every_rank
     from pww.trainer.ranks import Ranks, init_ranks
     from pww.wire import model_digest
@@ -158,8 +159,11 @@ def _train(
     if ranks.rank == 0:
         size_bytes = sum(codec.size_bytes(tuple(shape)) for shape in trainer.shapes().values())
         log.info("a delta is %.1f MB as %s", size_bytes / 1e6, codec.name)
-    metrics = None
+    metrics, left = None, Left()
     if ends is not None:
+        left = take_back(
+            run / "metrics.jsonl", after=0 if outbox.last is None else outbox.last.step
+        )
         metrics = Metrics(
             run,
             project=config.metrics.wandb.project,
@@ -168,7 +172,6 @@ def _train(
             wandb_id=paths.wandb_id(run),
             mode=config.metrics.wandb.mode,
             config=config.model_dump(mode="json"),
-            from_step=0 if outbox.last is None else outbox.last.step,
         )
         stack.callback(metrics.close)
         stack.callback(lambda: ends.close(_unsent(outbox)))  # the goodbye first: wandb may be slow
@@ -178,6 +181,7 @@ def _train(
         meters=None if ends is None else Meters(
             Hardware.of(config), clock=clock, transfers=ends.transfers, sent=ends.sent
         ),
+        left=left,
     )  # fmt: skip
     stack.callback(report.close)
     loop.run(

@@ -88,7 +88,7 @@ def run(
             entry = outbox.put(
                 trainer, theta, result, lease,
                 run=ranks.local(lambda: session.run), partial=plan.is_partial(lease),
-                held_out=held_out, gauges=report.meters.read(result),
+                held_out=held_out, gauges=report.meters.read(result), beside=overlap,
             )  # fmt: skip
         if overlap and entry.offer.finite:
             beside.send(entry, trainer, shifted=shifted)

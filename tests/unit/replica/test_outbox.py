@@ -383,6 +383,18 @@ def load_plain(folder: Path) -> int:
     return trainer.step
 
 
+def sharded(ranks):
+    """Reads an inner state of torch's whole; its step."""
+
+    def load(folder: Path) -> int:
+        trainer = Sharded(ranks)
+        trainer.load_inner(folder)
+        assert any(bool(value.any()) for value in trainer.momentum.values()), "all of it"
+        return trainer.step
+
+    return load
+
+
 def check_whole_or_absent(run: Path, open_outbox, said: list[list[str]], load=load_plain) -> None:
     """Folders are whole, the newest is what was promised or newer, and its draws are on record."""
     outbox = open_outbox(at=run)
@@ -424,22 +436,16 @@ def said_at(folder: Path, number: int) -> list[list[str]]:
     return [line.split(" ", 1) for line in lines]
 
 
-@pytest.mark.parametrize("inner", ["plain", "distcp"])
+@pytest.mark.parametrize("inner", ["plain", "distcp", "beside"])
 def test_a_death_at_any_write_leaves_phases_whole_or_absent(
     tmp_path, open_outbox, theta, ranks, inner
 ) -> None:
-    def load_sharded(folder: Path) -> int:
-        trainer = Sharded(ranks)
-        trainer.load_inner(folder)
-        assert any(bool(value.any()) for value in trainer.momentum.values()), "all of it"
-        return trainer.step
-
     codes = points(tmp_path, "die", "fp32", inner)
     assert len(codes) > (40 if inner == "plain" else 60)
     assert set(codes.values()) == {9, 0}
     for number in codes:
         run = tmp_path / f"{number:03d}"
-        load = load_plain if inner == "plain" else load_sharded
+        load = load_plain if inner == "plain" else sharded(ranks)
         check_whole_or_absent(run, open_outbox, said_at(tmp_path, number), load)
         outbox = open_outbox(at=run)
         before = names(run)
@@ -449,10 +455,11 @@ def test_a_death_at_any_write_leaves_phases_whole_or_absent(
         assert names(run) == [*before[-1:], entry.folder.name]
 
 
+@pytest.mark.parametrize("inner", ["plain", "beside"])
 def test_a_full_disk_at_any_write_is_told_and_what_was_before_is_intact(
-    tmp_path, open_outbox
+    tmp_path, open_outbox, ranks, inner
 ) -> None:
-    codes = points(tmp_path, "full")
+    codes = points(tmp_path, "full", "fp32", inner)
     assert len(codes) > 40
     assert set(codes.values()) == {3, 0}
     for number, code in codes.items():
@@ -466,7 +473,8 @@ def test_a_full_disk_at_any_write_is_told_and_what_was_before_is_intact(
             assert not left
             said.pop()
             assert not list(run.rglob("*.part"))
-        check_whole_or_absent(run, open_outbox, said)
+        load = load_plain if inner == "plain" else sharded(ranks)
+        check_whole_or_absent(run, open_outbox, said, load)
 
 
 def test_files_that_may_not_grow(tmp_path, open_outbox) -> None:
