@@ -70,7 +70,7 @@ class Nursery:
         """Ends it with all that it bore."""
         assert self._process.stdin is not None
         self._process.stdin.close()
-        self._process.wait(30)
+        self._process.wait(120)
         self._thread.join(30)
         assert self._process.stdout is not None
         self._process.stdout.close()

@@ -12,6 +12,7 @@ again. Answers `{"pid": …}`, and `{"pid": …, "code": …}` when it has ended
 number if one ended it). All end with the nursery, which ends with its standard input.
 """
 
+import atexit
 import importlib
 import json
 import os
@@ -20,6 +21,7 @@ import select
 import signal
 import sys
 import threading
+import traceback
 from pathlib import Path
 from typing import NoReturn
 
@@ -36,7 +38,10 @@ LOADED = (
 
 
 def birth(argv: list[str], out: str, err: str, env: dict[str, str]) -> NoReturn:
-    """What a newborn does: it becomes that program, and ends as Python ends."""
+    """What a newborn does: it becomes that program, and ends as Python ends.
+
+    But for the teardown of all that was imported, which touches every page that it shares.
+    """
     os.setsid()
     die_with_parent()
     os.close(signal.set_wakeup_fd(-1))
@@ -46,6 +51,27 @@ def birth(argv: list[str], out: str, err: str, env: dict[str, str]) -> NoReturn:
     for name, target in ((out, 1), (err, 2)):
         os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND), target)
     os.environ.update(env)
+    code: object = 0
+    try:
+        become(argv)
+    except SystemExit as end:
+        code = end.code
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread() and not thread.daemon:
+            thread.join()
+    atexit._run_exitfuncs()
+    if isinstance(code, str):
+        print(code, file=sys.stderr)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code if isinstance(code, int) else int(code is not None))
+
+
+def become(argv: list[str]) -> None:
+    """Runs it in this process."""
     if argv[0] == "-m":
         sys.argv, sys.path[0] = argv[1:], os.getcwd()
         runpy.run_module(argv[1], run_name="__main__", alter_sys=True)
@@ -58,14 +84,13 @@ def birth(argv: list[str], out: str, err: str, env: dict[str, str]) -> NoReturn:
         central = config.central.model_copy(update={"roles": roles})
         code = _start(config.model_copy(update={"central": central}))
         sys.stdout.flush()
-        os._exit(code)
+        os._exit(code)  # as its own last line does
     else:
         sys.argv, sys.path[0] = argv, str(Path(argv[0]).parent)
         runpy.run_path(argv[0], run_name="__main__")
-    sys.exit(0)
 
 
-def main() -> None:
+def main() -> NoReturn:
     """Serves until standard input ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for name in LOADED:
@@ -85,7 +110,7 @@ def main() -> None:
         if 0 in ready:
             piece = os.read(0, 65536)
             if not piece:
-                return
+                os._exit(0)  # what it has imported need not be torn down
             *lines, pending = (pending + piece).split(b"\n")
             for line in lines:
                 pid = os.fork()
