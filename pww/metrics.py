@@ -42,7 +42,8 @@ class Metrics:
         config: Mapping[str, object],
         from_step: int = sys.maxsize,
     ) -> None:
-        _drop_train_rows(folder / "metrics.jsonl", after=from_step)
+        if from_step < sys.maxsize:  # a central's file may be long
+            _drop_train_rows(folder / "metrics.jsonl", after=from_step)
         self._lines = JsonLines(folder / "metrics.jsonl")
         self._lossy = False  # the disk refused a row; training goes on without
         self._wandb: Any = None

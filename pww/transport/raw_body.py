@@ -26,6 +26,8 @@ MOST_AWAITED = 512 << 10
 """The loop is not woken for less of a body that comes fast: a wake costs as much as the copy."""
 FAST = 32 << 10
 """A body comes fast if so much was there when the loop looked."""
+ROOM = 4 << 20
+"""The system makes room for so much of a body that comes fast: its sender need not wait for us."""
 Bite = NDArray[np.uint8]
 _kept: deque[Bite] = deque(maxlen=MAX_KEPT)  # fresh pages cost as much as a copy
 
@@ -79,6 +81,7 @@ class RawBody(asyncio.BufferedProtocol):
         tls = self._transport.get_extra_info("ssl_object") is not None
         self._plain = None if tls else self._transport.get_extra_info("socket")
         self._awaited = 1
+        self._roomy = False
         self._filled = 0
         self._lost = self._skips = False
         self._event, self._heard_s = asyncio.Event(), self._loop.time()
@@ -187,6 +190,9 @@ class RawBody(asyncio.BufferedProtocol):
         if size_bytes == self._awaited or self._plain is None or self._transport.is_closing():
             return
         self._awaited = size_bytes
+        if not self._roomy:
+            self._roomy = True
+            self._plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, ROOM)
         self._plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size_bytes)
 
     def _give_back(self) -> None:
