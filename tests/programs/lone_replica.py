@@ -416,6 +416,7 @@ def child(run: Path, how: str, number: int, codec: str, inner: str) -> int:
 def main(folder: Path, how: str, codec: str = "fp32", inner: str = "plain") -> None:
     """A child for each point, until one gets through."""
     torch.set_num_threads(1)
+    sys.dont_write_bytecode = True  # only what is under test writes
     config()
     for number in range(1, 1000):
         run = folder / f"{number:03d}"
