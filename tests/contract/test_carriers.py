@@ -358,6 +358,10 @@ def test_a_long_upload_that_gets_on_outlives_its_deadline(
             raise OSError("broken pipe")
         real_mv(source, target)
 
+    def never(source: str, target: str) -> None:
+        tries.append(source)
+        raise OSError("no such permission")
+
     monkeypatch.setattr(fsspec_upload.Upload, "moved", slow)
     monkeypatch.setattr(there._fs, "mv", mv)
     there.put(path, info)
@@ -366,6 +370,13 @@ def test_a_long_upload_that_gets_on_outlives_its_deadline(
     assert (moved.retries, moved.bytes_up) == (2, info.size_bytes)
     assert "MB/s over 1 streams" in caplog.text
     assert "s left" in caplog.text
+
+    monkeypatch.setattr(there._fs, "mv", never)
+    there.remove(info.digest)
+    tries.clear()
+    with pytest.raises(CentralError, match="gave no usable answer to an upload within 5 s"):
+        there.put(path, info)
+    assert len(tries) == fsspec_upload.ENOUGH + 1, "what fails is not the way there"
 
     def stalls(source: str, target: str) -> None:
         clock.now_s += TUNING.deadline_s
