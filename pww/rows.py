@@ -62,7 +62,7 @@ def _looked(file: BinaryIO, after: int) -> tuple[Left, int, int]:
                 break
     evaluated, outer = found.get("eval", {}), found.get("outer", {})
     left = Left(
-        evaluated.get("round", -1),
+        _number(evaluated, "round"),
         str(evaluated.get("state_hash", "")),
         str(outer.get("delta", "")),
     )
@@ -107,13 +107,19 @@ def _copy(file: BinaryIO, path: Path, start: int, after: int) -> None:
 
 
 def _is_later(row: dict[str, Any], after: int) -> bool:
-    return row.get("split") == "train" and int(row.get("step", 0)) > after
+    return row.get("split") == "train" and _number(row, "step") > after
+
+
+def _number(row: dict[str, Any], key: str) -> int:
+    """-1 where there is none: somebody else's row stays."""
+    value = row.get(key)
+    return value if isinstance(value, int) else -1
 
 
 def _row(line: bytes) -> dict[str, Any]:
-    """A line's row; {} for what a crash tore."""
+    """A line's row; {} for what a crash tore, or nobody of ours wrote."""
     try:
         row = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return row if isinstance(row, dict) else {}

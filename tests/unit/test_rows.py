@@ -49,6 +49,21 @@ def test_train_rows_later_than_what_is_resumed_from_go_and_no_others(tmp_path: P
     assert (file.stat().st_ino, file.stat().st_size) == (before.st_ino, before.st_size)
 
 
+def test_rows_that_nobody_of_ours_wrote_stay(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    odd = [
+        '{"split": "train"}',
+        '{"split": "train", "step": null}',
+        '{"split": "train", "step": "x"}',
+        '{"split": "eval", "round": "one"}',
+        "[1]",
+        "[" * 100_000,
+    ]
+    file.write_text("".join(f"{line}\n" for line in [*odd, '{"split": "train", "step": 3}']))
+    assert take_back(file, after=2) == Left()
+    assert file.read_text().splitlines() == odd
+
+
 def test_a_run_that_has_no_rows_left_or_none_at_all(tmp_path: Path) -> None:
     assert take_back(tmp_path / "metrics.jsonl", after=0) == Left()
     assert list(tmp_path.iterdir()) == []
