@@ -80,7 +80,6 @@ class HttpCoordinator:
             verify=True if bundle is None else bundle.tls,
         )
         self._bundle = bundle
-        self._opening = None if bundle is None else Opening(bundle.key, clock=clock)
         self._retry = Retry(
             f"the central at {self._url}",
             first_s=transport.retry_first_s,
@@ -88,6 +87,9 @@ class HttpCoordinator:
             clock=clock,
             stop=stop,
             random=random,
+        )
+        self._opening = (
+            None if bundle is None else Opening(bundle.key, clock=clock, repeated=self._retry.count)
         )
 
     @property
@@ -173,6 +175,7 @@ class HttpCoordinator:
             if fault.code != "unauthorised":
                 raise
         header = self._opening.header(message, post, refused=header)
+        self._retry.count()
         return self._ask(name, body, reply, timeout_s, authorization=header)
 
     def _open(self, opening: Open, *, timeout_s: float = 0.0) -> Opened:

@@ -40,8 +40,11 @@ class Who:
 class Opening:
     """Keeps one session open. Thread-safe: one thread opens it, the others wait for that."""
 
-    def __init__(self, key: SiteKey, *, clock: Clock) -> None:
-        self._key, self._clock = key, clock
+    def __init__(
+        self, key: SiteKey, *, clock: Clock, repeated: Callable[[], None] = lambda: None
+    ) -> None:
+        """Nothing is sent yet; `repeated` is called when an opening is sent once more."""
+        self._key, self._clock, self._repeated = key, clock, repeated
         self._lock = threading.Lock()
         self._for = ("", "")
         self._renew_s = 0.0
@@ -76,4 +79,5 @@ class Opening:
         except Refused as fault:
             if fault.code != "unauthorised" or self._key.theirs.offset_s == offset_s:
                 raise
+        self._repeated()
         return post(self._key.open(*who))

@@ -35,6 +35,7 @@ def download(link: BlobLink, info: PayloadInfo, path: Path) -> None:
             _once(link, info, path, progress)
         except WrongDigest as why:
             log.warning("%s: all of it is downloaded anew", why)
+            link.repeated()
             try:
                 _once(link, info, path, progress)
             except WrongDigest as again:

@@ -36,7 +36,11 @@ class BlobLink:
 
     def peer(self) -> BlobPeer:
         """A connection; nothing is sent yet."""
-        return BlobPeer(self.site)
+        return BlobPeer(self.site, repeated=self.repeated)
+
+    def repeated(self) -> None:
+        """Counts a repeat that no retry loop made."""
+        self.meter.add(Transfers(retries=1))
 
     def move(
         self,

@@ -59,13 +59,13 @@ class BlobSite:
 class BlobPeer:
     """One connection to the store; for one thread (`abort` for any)."""
 
-    def __init__(self, site: BlobSite) -> None:
-        """Nothing is sent yet.
+    def __init__(self, site: BlobSite, *, repeated: Callable[[], None] = lambda: None) -> None:
+        """Nothing is sent yet; `repeated` is called when a request goes out under a new session.
 
         Raises:
             CentralError: no http(s) URL, or a proxy that is none.
         """
-        self._site = site
+        self._site, self._repeated = site, repeated
         self._http = HttpConnection(site.url, tls=site.tls, timeout_s=site.timeout_s)
         self._buffer = aligned_buffer(0)
         self._size_bytes = self._came = 0
@@ -109,7 +109,9 @@ class BlobPeer:
         if reply.status != 401 or not held:
             return reply
         self.small(reply)
-        return self._once(method, path, headers, body, self._site.authorize(held))
+        renewed = self._site.authorize(held)
+        self._repeated()
+        return self._once(method, path, headers, body, renewed)
 
     def _once(self, method: str, path: str, headers: Mapping[str, str], body: FilePart | None,
               authorization: str) -> http.client.HTTPResponse:  # fmt: skip

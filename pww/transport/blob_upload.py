@@ -56,7 +56,9 @@ class _Upload:
 
     def run(self) -> None:
         damaged = False
-        for _ in range(MAX_BEGINNINGS):
+        for beginning in range(MAX_BEGINNINGS):
+            if beginning:
+                self._retry.count()
             state = self._begin()
             if state.complete:
                 return

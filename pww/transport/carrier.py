@@ -32,7 +32,11 @@ class Tuning:
 
 @dataclass(frozen=True, slots=True)
 class Transfers:
-    """What a carrier has done so far: payload bytes that arrived, repeats, time in `put`/`get`."""
+    """What a carrier has done so far: payload bytes that arrived, repeats, time in `put`/`get`.
+
+    A repeat is any request after a fault: of a piece, of a whole transfer that begins again, or
+    under a new session. Asking whether a commit is over is none.
+    """
 
     num_up: int = 0
     num_down: int = 0

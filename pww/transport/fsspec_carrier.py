@@ -122,6 +122,7 @@ class FsspecCarrier:
                 self._get(info, path, progress)
             except WrongDigest as why:
                 log.warning("%s: all of it is downloaded anew", why)
+                self._meter.add(Transfers(retries=1))
                 try:
                     self._get(info, path, progress)
                 except WrongDigest as again:

@@ -25,7 +25,7 @@ class Place:
 
         self.shown, self._url = without_credentials(url), url
         try:
-            self.fs, self.root = fsspec.core.url_to_fs(url, **{**_defaults(url), **options})
+            self.fs, self.root = fsspec.core.url_to_fs(url, **_with_defaults(url, options))
         except ImportError as why:
             raise StateError(
                 f"{self.shown} needs a package that is not installed ({why}): for s3:// it is "
@@ -93,15 +93,18 @@ def place_of(url: str, run: str) -> str:
     return f"{url.rstrip('/')}/{run}"
 
 
-def _defaults(url: str) -> dict[str, Any]:
-    """Options of a file system that hold unless others are given.
+def _with_defaults(url: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of a file system, and those that hold unless others are given.
 
     S3's own checksum of a whole object comes with a range of it from stores that are not Amazon's,
-    and botocore then calls the range damaged. The digest is checked here anyway.
+    and botocore then calls the range damaged; over https it sends one behind an upload of no told
+    length, which such stores do not take. The digest is checked here anyway.
     """
     if url.partition("://")[0] not in ("s3", "s3a"):
-        return {}
-    return {"config_kwargs": {"response_checksum_validation": "when_required"}}
+        return dict(options)
+    names = ("request_checksum_calculation", "response_checksum_validation")
+    config = {**dict.fromkeys(names, "when_required"), **options.get("config_kwargs", {})}
+    return {**options, "config_kwargs": config}
 
 
 def without_credentials(url: str) -> str:

@@ -151,6 +151,7 @@ def test_damaged_there(place: Place, tmp_path: Path, caplog: pytest.LogCaptureFi
     with pytest.raises(PayloadError, match="so it was twice: the object is damaged at"):
         client.get(info, tmp_path / "back")
     assert "downloaded anew" in caplog.text
+    assert client.transfers().retries == 1, "the second download"
     assert not (tmp_path / "back").exists()
     place.damage(info.digest, data)
     client.get(info, tmp_path / "back")

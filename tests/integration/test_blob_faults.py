@@ -112,6 +112,7 @@ def test_flipped_bit_of_a_download(desk: Desk, tmp_path: Path, caplog) -> None:
         client = carrier(proxy.url)
         client.get(info, tmp_path / "file")
         assert client.transfers().bytes_down == 2 * info.size_bytes
+        assert client.transfers().retries == 1, "the second download"
     assert (tmp_path / "file").read_bytes() == source.read_bytes()
     assert "downloaded anew" in caplog.text
 
@@ -269,8 +270,10 @@ def test_wrong_from_the_start(desk: Desk, tmp_path: Path, caplog) -> None:
     path, info = made(tmp_path, 120)
     damaged = path.with_name("damaged")
     damaged.write_bytes(flip(path.read_bytes()))
+    client = carrier(desk.url)
     with pytest.raises(PayloadError, match="so it was twice, the file here is not what it is"):
-        carrier(desk.url).put(damaged, info)
+        client.put(damaged, info)
+    assert client.transfers().retries == 1, "the second beginning"
     assert "all anew" in caplog.text
     assert desk.store.path(info.digest) is None
     damaged.write_bytes(b"short")
@@ -278,6 +281,24 @@ def test_wrong_from_the_start(desk: Desk, tmp_path: Path, caplog) -> None:
         carrier(desk.url).put(damaged, info)
     carrier(desk.url).put(path, info)
     assert desk.store.path(info.digest) is not None
+
+
+def test_an_upload_that_the_store_lost_begins_again(desk: Desk, tmp_path: Path) -> None:
+    """Once is a repeat that is counted; again and again is said."""
+    path, info = made(tmp_path, 121)
+
+    def lost(request: Request, forward: Forward) -> Reply:
+        desk.store.collect([], older_than_s=0.0)
+        return forward(request)
+
+    with BadHttp(desk.server.port, Nth(PUT, lost, ever=True)) as proxy:
+        client = carrier(proxy.url, tuning=replace(QUICK, min_streams=1, max_streams=1))
+        with pytest.raises(CentralError, match=r"lost the upload of \w{12}… 8 times: see its log"):
+            client.put(path, info)
+        assert client.transfers().retries == 7
+        proxy.fault = Nth(PUT, lost)
+        client.put(path, info)
+        assert client.transfers().retries == 7 + 1
 
 
 # ---------------------------------------------------------------------------------- broken in two

