@@ -6,6 +6,7 @@ that they need (programs/nursery.py): three quarters of a start are imports, so 
 what processes do with one another, whatever started them.
 """
 
+import logging
 import os
 import shutil
 import signal
@@ -20,12 +21,23 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
+from rich.logging import RichHandler
 
 ROOT = Path(__file__).resolve().parents[1]
 CLOSED_FORM = ROOT / "tests" / "programs" / "closed_form_site.py"
 sys.path.insert(0, str(ROOT / "tests" / "programs"))
 
 from births import Born, Nursery  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def silenced() -> Iterator[None]:
+    """What a test's `pww.log.setup` writes to is closed with it: later tests have their own."""
+    yield
+    root = logging.getLogger()
+    for handler in list(root.handlers):
+        if type(handler) in (logging.StreamHandler, RichHandler):  # not pytest's, which derive
+            root.removeHandler(handler)
 
 
 @dataclass

@@ -147,7 +147,8 @@ def busy(tmp_path: Path) -> Iterator[Central]:
         num_windows=32 * 6 * 4, block_windows=4, seed=1, epochs=1, window_tokens=9,
         corpus="c" * 64,
     )  # fmt: skip
-    made = Central(tmp_path, space=space, clock=SystemClock())
+    # no caller is too late, however long it does not get a core while others merge
+    made = Central(tmp_path, space=space, clock=SystemClock(), staleness_window=192)
     yield made
     made.close()
 

@@ -82,8 +82,12 @@ class Lossy:
 class Central:
     """A coordinator behind HTTP; `restart` is a new process on the same port."""
 
-    def __init__(self, folder: Path, *, space: BlockSpace = SPACE, clock: Any = None) -> None:
+    def __init__(
+        self, folder: Path, *, space: BlockSpace = SPACE, clock: Any = None,
+        staleness_window: int = 2,
+    ) -> None:  # fmt: skip
         self.folder, self.space, self._random = folder, space, np.random.default_rng(0)
+        self._staleness_window = staleness_window
         self.clock = clock or ManualClock()
         self.port, self._lock = 0, threading.Lock()
         self._clients: list[HttpCoordinator] = []
@@ -92,8 +96,9 @@ class Central:
     def open(self) -> None:
         self._ledger = Ledger(self.folder / FILE)
         self.books = Coordinator(
-            self._ledger, self.space, darl=DARL, aggregator_port=0, clock=self.clock
-        )
+            self._ledger, self.space, darl=DARL, aggregator_port=0, clock=self.clock,
+            staleness_window=self._staleness_window,
+        )  # fmt: skip
         if not self.books.generation:
             self.books.seed(generation="round-000000", state_hash="0" * 64)
         self._app = CoordinatorApp(self.books, clock=SystemClock())
