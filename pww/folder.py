@@ -2,7 +2,7 @@
 
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -42,13 +42,18 @@ def write_durably(path: Path, data: bytes, *, private: bool = False) -> None:
 
     A `private` file was never readable by anybody else, not even while it was written.
     """
+    write_pieces_durably(path, (data,), private=private)
+
+
+def write_pieces_durably(path: Path, pieces: Iterable[bytes], *, private: bool = False) -> None:
+    """The same, of what need not be in memory at once."""
     part = path.with_name(path.name + ".part")
     try:
         if private:
             part.unlink(missing_ok=True)  # what a crash left may be open to others
             part.touch(mode=0o600, exist_ok=False)
         with part.open("wb") as file:
-            file.write(data)
+            file.writelines(pieces)
             file.flush()
             os.fsync(file.fileno())
         part.replace(path)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from pww.folder import sync_folder
+from pww.folder import write_pieces_durably
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ def take_back(path: Path, *, after: int) -> Left:
         with path.open("rb") as file:
             left, start, end = _looked(file, after)
             if start < end:
-                _copy(file, path, start, after)
+                write_pieces_durably(path, _kept(file, start, after))
     except FileNotFoundError:
         return Left()
     except OSError as fault:
@@ -86,24 +86,14 @@ def _backwards(file: BinaryIO, end: int) -> Iterator[tuple[int, bytes]]:
         yield 0, rest
 
 
-def _copy(file: BinaryIO, path: Path, start: int, after: int) -> None:
-    """Replaces the file by one without the rows that begin at `start` or later and are to go."""
-    part = path.with_name(path.name + ".part")
-    try:
-        with part.open("wb") as new:
-            file.seek(0)
-            while (left := start - file.tell()) > 0:
-                new.write(file.read(min(left, BLOCK_BYTES)))
-            for line in file:
-                if not _is_later(_row(line), after):
-                    new.write(line)
-            new.flush()
-            os.fsync(new.fileno())
-        part.replace(path)
-    except OSError:
-        part.unlink(missing_ok=True)
-        raise
-    sync_folder(path.parent)
+def _kept(file: BinaryIO, start: int, after: int) -> Iterator[bytes]:
+    """All but the rows that begin at `start` or later and are to go."""
+    file.seek(0)
+    while (left := start - file.tell()) > 0:
+        yield file.read(min(left, BLOCK_BYTES))
+    for line in file:
+        if not _is_later(_row(line), after):
+            yield line
 
 
 def _is_later(row: dict[str, Any], after: int) -> bool:

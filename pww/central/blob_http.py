@@ -18,7 +18,7 @@ from typing import Any, Protocol, TypeVar
 from pww.central.blob_upload import BlobFault, PieceWriter, Upload
 from pww.central.blobs import BlobStore
 from pww.central.door import Identity
-from pww.central.strangers import Strangers
+from pww.central.strangers import Strangers, peer_of
 from pww.clock import Clock
 from pww.errors import PwwError, Refused
 from pww.transport.blob_range import read_range
@@ -72,7 +72,7 @@ class BlobApp:
         """Answers one request."""
         if scope["type"] != "http":
             return
-        peer = str((scope.get("client") or ("",))[0])
+        peer = peer_of(scope)
         started = False
 
         async def send_once(event: Any) -> None:

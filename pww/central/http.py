@@ -21,7 +21,7 @@ from pww.central.batcher import Batcher
 from pww.central.coordinator import Coordinator
 from pww.central.door import Door, Identity
 from pww.central.prometheus import exposition
-from pww.central.strangers import Strangers
+from pww.central.strangers import Strangers, peer_of
 from pww.clock import Clock
 from pww.errors import PwwError, Refused
 from pww.transport.site_key import Open
@@ -72,7 +72,7 @@ class CoordinatorApp:
             return
         except Refused as why:
             if why.code in ("bad_request", "too_large"):  # the rest is an answer, or the door's
-                self._strangers.note(_peer(scope), why.code, f"{path[:100]!r}: {why}")
+                self._strangers.note(peer_of(scope), why.code, f"{path[:100]!r}: {why}")
             status, kind, body = _refusal(why)
         except PwwError as why:  # a full disk, say; the caller tries again
             log.error("%.100s failed: %s", path, why)
@@ -90,7 +90,7 @@ class CoordinatorApp:
         method = scope["method"]
         if path == "/health" and method == "GET":
             return 200, JSON, b'{"ok":true}'
-        peer = _peer(scope)
+        peer = peer_of(scope)
         call = CALLS.get(path)
         if call is not None and method == "POST":
             identity = self._identity(scope, path, peer)
@@ -125,10 +125,6 @@ class CoordinatorApp:
 
 class _Gone(Exception):
     """The client hung up in the middle of its body."""
-
-
-def _peer(scope: Any) -> str:
-    return str((scope.get("client") or ("",))[0])
 
 
 async def _aside(call: Callable[[], Any]) -> Any:

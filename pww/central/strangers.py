@@ -6,6 +6,7 @@ full count table forgets the peer that began first.
 
 import logging
 import threading
+from typing import Any
 
 from pww.clock import Clock
 from pww.errors import Refused
@@ -15,6 +16,11 @@ MAX_PEERS = 1024
 HOUR_S, MINUTE_S = 3600.0, 60.0
 MAX_FAILED = 10
 """Failed openings of one address within a minute, before it has to wait."""
+
+
+def peer_of(scope: Any) -> str:
+    """Whom an ASGI request comes from; "" if the server does not say."""
+    return str((scope.get("client") or ("",))[0])
 
 
 class Strangers:

@@ -10,7 +10,8 @@ import json
 import ssl
 import sys
 import tempfile
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -159,24 +160,36 @@ async def load(folder: Path, port: int) -> tuple[float, float]:
     return len(took_s) / elapsed_s, float(np.percentile(took_s, 99)) * 1000
 
 
-def http_figures(folder: Path) -> None:
-    """Prints `http_durable_per_s` and `http_p99_ms`, measured on the disk of `folder`."""
+@contextmanager
+def secured(folder: Path) -> Iterator[tuple[int, Callable[[], int]]]:
+    """A coordinator's process on the disk of `folder`: its port, and what ends it and tells how
+    many events its ledger has. The bench ends unless TLS, credentials and fsync are on."""
     credentials.init(
         folder / "keys", hosts=["localhost"], replicas=REPLICAS, port=29510, clock=SystemClock()
     )
     ours, theirs = get_context("spawn").Pipe()
     process = get_context("spawn").Process(target=serve, args=(folder, theirs))
     process.start()
+
+    def end() -> int:
+        ours.send("end")
+        events: int = ours.recv()
+        return events
+
     try:
         port, synchronous, journal = ours.recv()
         must_be_secure(folder, port, synchronous, journal)
-        per_s, p99_ms = asyncio.run(load(folder, port))
-        ours.send("end")
-        events = ours.recv()
-        assert events > per_s * SECONDS, "every request left its event in the ledger"
+        yield port, end
     finally:
         process.join(30)
         process.kill()
+
+
+def http_figures(folder: Path) -> None:
+    """Prints `http_durable_per_s` and `http_p99_ms`, measured on the disk of `folder`."""
+    with secured(folder) as (port, end):
+        per_s, p99_ms = asyncio.run(load(folder, port))
+        assert end() > per_s * SECONDS, "every request left its event in the ledger"
     figure("http_durable_per_s", per_s, "requests/s", ">= 2000")
     figure("http_p99_ms", p99_ms, "ms", "< 50")
 

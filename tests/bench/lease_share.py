@@ -8,15 +8,13 @@ magnitude more steps, or slower ones, make it an order of magnitude smaller.
 import json
 import tempfile
 import threading
-from multiprocessing import get_context
 from pathlib import Path
 from time import perf_counter
 
 import numpy as np
 from figures import figure, machine
-from lease_http import REPLICAS, SPACE, must_be_secure, serve
+from lease_http import REPLICAS, SPACE, secured
 
-from pww.central import credentials
 from pww.clock import SystemClock
 from pww.config.load import compose
 from pww.replica.coordinator_client import HttpCoordinator
@@ -66,21 +64,9 @@ def loop(folder: Path, port: int) -> tuple[float, float]:
 
 def share_figure(folder: Path) -> None:
     """Prints `leasing_share`, measured on the disk of `folder`."""
-    credentials.init(
-        folder / "keys", hosts=["localhost"], replicas=REPLICAS, port=29510, clock=SystemClock()
-    )
-    ours, theirs = get_context("spawn").Pipe()
-    process = get_context("spawn").Process(target=serve, args=(folder, theirs))
-    process.start()
-    try:
-        port, synchronous, journal = ours.recv()
-        must_be_secure(folder, port, synchronous, journal)
+    with secured(folder) as (port, end):
         whole_s, leasing_s = loop(folder, port)
-        ours.send("end")
-        ours.recv()
-    finally:
-        process.join(30)
-        process.kill()
+        end()
     what = f"% of the loop's time, {PHASES} phases of {STEPS * STEP_S:.0f} s"
     figure("leasing_share", 100 * leasing_s / whole_s, what, "< 0.5")
 

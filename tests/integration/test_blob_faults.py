@@ -16,7 +16,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "programs"))
 
 from bad_http import BadHttp, BadPipe, Fault, Forward, HangUp, Reply, Request
-from blob_desk import PIECE, QUICK, Desk, Hasty, carrier, made
+from blob_desk import PIECE, QUICK, Desk, Hasty, carrier, made, moves
 from net_faults import (
     Nth,
     cut_off,
@@ -167,8 +167,6 @@ def test_retry_after_is_honoured(desk: Desk, tmp_path: Path) -> None:
 def test_stall(desk: Desk, tmp_path: Path, wanted: str) -> None:
     """A connection on which nothing comes for longer than the timeout is given up."""
     path, info = made(tmp_path, 6 if wanted == GET else 7)
-    if wanted == GET:
-        desk.store.publish(info, path)
     over = threading.Event()
 
     def stall(request: Request, forward: Forward) -> Reply:
@@ -177,12 +175,7 @@ def test_stall(desk: Desk, tmp_path: Path, wanted: str) -> None:
 
     with BadHttp(desk.server.port, Nth(wanted, stall)) as proxy:
         client = carrier(proxy.url, tuning=replace(QUICK, timeout_s=0.3))
-        if wanted == GET:
-            client.get(info, tmp_path / "file")
-            assert (tmp_path / "file").read_bytes() == path.read_bytes()
-        else:
-            client.put(path, info)
-            assert desk.store.path(info.digest).read_bytes() == path.read_bytes()  # type: ignore[union-attr]
+        moves(client, desk, path, info, up=wanted == PUT)
         assert client.transfers().retries == 1
         over.set()
 
@@ -191,8 +184,6 @@ def test_stall(desk: Desk, tmp_path: Path, wanted: str) -> None:
 def test_last_piece_is_not_waited_for_for_long(desk: Desk, tmp_path: Path, wanted: str) -> None:
     """A connection that rests while all others are done is replaced, long before the timeout."""
     path, info = made(tmp_path, 16 if wanted == GET else 17)
-    if wanted == GET:
-        desk.store.publish(info, path)
     over, outlasted = threading.Event(), []
 
     def rest(request: Request, forward: Forward) -> Reply:
@@ -201,12 +192,7 @@ def test_last_piece_is_not_waited_for_for_long(desk: Desk, tmp_path: Path, wante
 
     with BadHttp(desk.server.port, Nth(wanted, rest)) as proxy:
         client = carrier(proxy.url, tuning=replace(QUICK, timeout_s=60.0))
-        if wanted == GET:
-            client.get(info, tmp_path / "file")
-            assert (tmp_path / "file").read_bytes() == path.read_bytes()
-        else:
-            client.put(path, info)
-            assert desk.store.path(info.digest).read_bytes() == path.read_bytes()  # type: ignore[union-attr]
+        moves(client, desk, path, info, up=wanted == PUT)
         assert client.transfers().retries == 1
         over.set()
     assert outlasted in ([], [False]), "the transfer ended before the rest did"

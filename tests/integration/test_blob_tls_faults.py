@@ -15,14 +15,13 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "programs"))
 
 from bad_http import BadPipe
-from blob_desk import PIECE, QUICK, Desk, carrier, made
+from blob_desk import PIECE, QUICK, Desk, carrier, made, moves
 from gatehouse import Gatehouse
 
 from pww.central import credentials
 from pww.clock import SystemClock
 from pww.transport.blob import BlobCarrier
 from pww.transport.carrier import Tuning
-from pww.wire import PayloadInfo
 
 ONE = replace(QUICK, min_streams=1, max_streams=1)
 SHAKEN = 16 << 10
@@ -51,19 +50,6 @@ def tls(house: Gatehouse) -> ssl.SSLContext:
 
 def secure(pipe: BadPipe, tls: ssl.SSLContext, tuning: Tuning) -> BlobCarrier:
     return carrier(pipe.url.replace("http://", "https://"), tuning=tuning, tls=tls)
-
-
-def moves(client: BlobCarrier, desk: Desk, path: Path, info: PayloadInfo, *, up: bool) -> None:
-    """One transfer, after which the exact bytes are at the other end."""
-    if up:
-        client.put(path, info)
-        there = desk.store.path(info.digest)
-        assert there is not None
-    else:
-        desk.store.publish(info, path)
-        there = path.with_name("back")
-        client.get(info, there)
-    assert there.read_bytes() == path.read_bytes()
 
 
 UP = pytest.mark.parametrize("up", [True, False], ids=["up", "down"])

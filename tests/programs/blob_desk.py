@@ -96,6 +96,19 @@ def made(folder: Path, seed: int, *, size_bytes: int = (1 << 20) + 123) -> tuple
     return path, info_of(data)
 
 
+def moves(client: BlobCarrier, desk: Desk, path: Path, info: PayloadInfo, *, up: bool) -> None:
+    """One transfer, after which the exact bytes are at the other end."""
+    if up:
+        client.put(path, info)
+        there = desk.store.path(info.digest)
+        assert there is not None
+    else:
+        desk.store.publish(info, path)
+        there = path.with_name("back")
+        client.get(info, there)
+    assert there.read_bytes() == path.read_bytes()
+
+
 def main(words: list[str]) -> None:
     match words:
         case ["serve", folder, port, piece]:
