@@ -40,7 +40,7 @@ def files(folder: Path) -> list[str]:
 
 
 def outputs() -> list[str]:
-    return sorted(p.name for p in (paths.PROJECT / "outputs").iterdir())
+    return sorted(p.name for p in (paths.PROJECT / "outputs").glob("*"))
 
 
 def test_faults_end_in_sentences_exit_2_and_nothing_made(tmp_path: Path) -> None:

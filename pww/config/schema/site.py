@@ -72,4 +72,9 @@ class Site(Section):
         tuple[str, ...], Field(strict=False)
     ]  # one hex mask a local rank; full nodes
     interface: str  # network interface prefix for collectives, "" to let the library find it
+    scratch: Annotated[
+        str,
+        StringConstraints(pattern=r"^(none|/.*)$"),
+        Field(description="none, or an absolute folder"),
+    ]
     queue: Annotated[Slurm | InPlace, Field(discriminator="kind")]

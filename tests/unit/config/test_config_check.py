@@ -438,6 +438,11 @@ def at(site: str, **keys: object) -> dict[str, object]:
     return found
 
 
+# GCD 0..7 at cores 49, 57, 17, 25, 1, 9, 33, 41
+LUMI_MASKS = [
+    "0xfe000000000000", "0xfe00000000000000", "0xfe0000", "0xfe000000", "0xfe", "0xfe00",
+    "0xfe00000000", "0xfe0000000000",
+]  # fmt: skip
 SITE_CASES: list[tuple[str, dict[str, object], list[str]]] = [
     ("snellius", {"num_nodes": 2}, []),
     ("snellius", {"ranks_per_node": 1}, []),
@@ -520,11 +525,8 @@ SITE_CASES: list[tuple[str, dict[str, object], list[str]]] = [
             "site.cores_per_rank=8: dev-g gives 7 cores with a GPU; leave site.cores_per_rank out",
             "site.cores_per_rank=8: 8 ranks want 64 cores of a node, site.node_cores=56",
             *(
-                f"site.cpu_masks[{rank}]={mask}: 7 cores, but site.cores_per_rank=8"
-                for rank, mask in enumerate(
-                    "0xfe000000000000 0xfe00000000000000 0xfe0000 0xfe000000 0xfe 0xfe00 "
-                    "0xfe00000000 0xfe0000000000".split()
-                )
+                f"site.cpu_masks[{gcd}]={mask}: 7 cores, but site.cores_per_rank=8"
+                for gcd, mask in enumerate(LUMI_MASKS)
             ),
         ],
     ),

@@ -119,9 +119,9 @@ def test_a_time_without_quotes_is_never_a_number_of_seconds(tmp_path: Path) -> N
         read_config(run)
     (sentence,) = refused.value.faults
     assert "site.queue.time=45000: [days-]hours:minutes:seconds, in quotes" in sentence
-    site = compose(["site=snellius", "site.queue.time=12:30:00"]).site
+    site = compose(["site=lumi", "site.queue.time=2:30:00"]).site
     assert site.queue.kind == "slurm"
-    assert site.queue.time == "12:30:00"
+    assert site.queue.time == "2:30:00"
 
 
 def test_the_ranks_follow_the_nodes() -> None:
