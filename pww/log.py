@@ -100,7 +100,7 @@ def _spelled(value: object) -> object:
     """The same with a word for each number that is not finite."""
     match value:
         case float() if not math.isfinite(value):
-            return "NaN" if math.isnan(value) else NOT_FINITE[1 if value > 0 else 2]
+            return json.dumps(value)
         case dict():
             return {key: _spelled(one) for key, one in value.items()}
         case list() | tuple():
