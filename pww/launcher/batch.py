@@ -38,6 +38,8 @@ def script(config: Config, queue: Slurm) -> str:
         setup=[
             f"cd {shlex.quote(str(paths.PROJECT))}",
             f"export OMP_NUM_THREADS={site.cores_per_rank}",
+            # A compute node downloads nothing: what is missing is a fault at once, not a long wait
+            "export HF_HUB_OFFLINE=1",
             *queue.setup,
         ],
         srun_args=[

@@ -40,7 +40,7 @@ def files(folder: Path) -> list[str]:
 
 
 def outputs() -> list[str]:
-    return sorted(p.name for p in (paths.PROJECT / "outputs").iterdir())
+    return sorted(p.name for p in (paths.PROJECT / "outputs").glob("*"))
 
 
 def test_faults_end_in_sentences_exit_2_and_nothing_made(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_cfg_and_help_explain_faults_too(tmp_path: Path) -> None:
 def test_help_explains_the_program(tmp_path: Path) -> None:
     text = run("--help", cwd=tmp_path).stdout
     assert text.startswith("python -m pww.train [group=choice ...] [key=value ...] [-m]\n")
-    assert "site: local, lumi, snellius\n" in text
+    assert "site: local, lumi, slurm, snellius\n" in text
     assert "data/tokenizer: bpe, file\n" in text
     assert "  inner_steps: 100\n" in text
     assert "resume=auto" in text
