@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from pww.config.schema import Config
+from pww.config.schema import Config, Site
 from pww.errors import ConfigError, StateError
 
 LINKED = ("data", "outputs")
@@ -38,13 +38,8 @@ def bootstrap(config: Config, *, project: Path) -> Iterator[Step]:
         for name in LINKED:
             yield _folder(project / name)
         return
-    if "//" in site.scratch:
-        raise ConfigError(
-            [
-                f"site.scratch={site.scratch}: has an empty part; give site.queue.account=…, or "
-                "PWW_ACCOUNT in the environment, or a path"
-            ]
-        )
+    if faults := unnamed(site):
+        raise ConfigError(faults)
     home = Path(site.scratch) / "pww"
     targets = {project / name: home / name for name in LINKED}
     faults = [fault for link, target in targets.items() if (fault := _in_the_way(link, target))]
@@ -53,6 +48,16 @@ def bootstrap(config: Config, *, project: Path) -> Iterator[Step]:
     for link, target in targets.items():
         yield _folder(target)
         yield _link(link, target)
+
+
+def unnamed(site: Site) -> list[str]:
+    """Why the site's own paths cannot be right: one is made of a name that was not given."""
+    if "//" not in site.scratch:
+        return []
+    return [
+        f"site.scratch={site.scratch}: has an empty part; give site.queue.account=…, or "
+        "PWW_ACCOUNT in the environment, or a path"
+    ]
 
 
 def lacking(config: Config, *, environ: Mapping[str, str]) -> list[str]:

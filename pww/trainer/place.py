@@ -33,8 +33,10 @@ class Place:
     port: int  # 0 alone
 
     def variables(self) -> dict[str, str]:
-        """What torch and torchtitan read; nothing that torchrun has said is said again."""
-        if self.how != "srun":
+        """What torch and torchtitan read; nothing that torchrun has said is said again, and a rank
+        that meets nobody needs no port, which another process may hold.
+        """
+        if self.how != "srun" or self.world == 1:
             return {}
         return {
             "RANK": str(self.rank),

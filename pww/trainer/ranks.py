@@ -46,7 +46,7 @@ def init_ranks(config: Config) -> None:
     os.environ.update(where.variables())
     os.environ.setdefault("LOCAL_RANK", "0")  # torchtitan asks for it
     place.check(where, ranks=config.parallel.ranks)
-    if where.how == "alone":
+    if where.how != "torchrun" and where.world == 1:
         dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1, timeout=timeout)
         return
     if config.site.interface:

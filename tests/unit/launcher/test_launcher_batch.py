@@ -44,7 +44,8 @@ def made(shape: str, monkeypatch: pytest.MonkeyPatch) -> str:
     words = SITES[shape.partition("_")[0]] + SHAPES[shape]
     config = compose([*words, "model=qwen3_0.6b", "run.root=/runs", "run.name=0123"])
     assert isinstance(config.site.queue, Slurm)
-    text = batch.script(config, config.site.queue)
+    run, code = paths.run_folder(config), Path("/runs/code/0f")
+    text = batch.script(config, config.site.queue, runs=[run], code=code)
     return text.replace(str(paths.PROJECT), "/clone")
 
 
@@ -64,12 +65,16 @@ def test_a_script_is_shell_and_agrees_with_itself(shape: str) -> None:
     subprocess.run(["bash", "-n"], input=text, text=True, check=True)
     asked = dict(re.findall(r"^#SBATCH --([\w-]+)(?:=(.*))?$", text, re.MULTILINE))
     (step,) = [line for line in text.splitlines() if line.startswith("srun ")]
+    assert text.index("\nrun=") < text.index("\ncd /clone") < text.index("\nsrun ")
+    assert text.index("\nsrun ") < text.index("\nstatus=$?\n") < text.index("scontrol requeue")
+    assert "requeue" in asked
     ranks = int(asked["ntasks-per-node"])
     assert asked["gpus-per-node"] == asked["ntasks-per-node"]
     assert f"--cpus-per-task={asked['cpus-per-task']} " in step
     assert f"export OMP_NUM_THREADS={asked['cpus-per-task']}\n" in text
     assert "--kill-on-bad-exit=1 " in step
-    assert step.endswith(" -m pww.worker /runs/0123")
+    assert step.endswith(' -m pww.worker "$run"')
+    assert "\nruns=(/runs/0123)\n" in text
     assert asked["job-name"] == "pww-0123"
     assert "MASTER_PORT" not in text
     masks = re.search(r"--cpu-bind=mask_cpu:(\S+)", step)

@@ -32,6 +32,11 @@ def test_a_step_on_one_node_needs_no_name_resolved() -> None:
     assert found({**STEP, "SLURM_STEP_NODELIST": "nid005002"}).address == "127.0.0.1"
 
 
+def test_a_step_of_one_rank_meets_nobody() -> None:
+    place = found({**STEP, "SLURM_PROCID": "0", "SLURM_NTASKS": "1"})
+    assert (place.how, place.world, place.variables()) == ("srun", 1, {})
+
+
 def test_a_step_that_lists_no_nodes_takes_the_jobs() -> None:
     environ = {k: v for k, v in STEP.items() if k != "SLURM_STEP_NODELIST"}
     assert found(environ).address == "nid005000"
