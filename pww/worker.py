@@ -17,9 +17,10 @@ from pww.clock import SystemClock
 from pww.config import paths
 from pww.config.load import read_config
 from pww.config.schema import Config
-from pww.errors import CheckpointError, ConfigError, DataError, PwwError, Stopped
+from pww.errors import CheckpointError, DataError, PwwError, Stopped
 from pww.folder import owned, write_durably
 from pww.launcher.process import die_with_parent
+from pww.trainer import place, signals
 
 if TYPE_CHECKING:
     from pww.data import Corpus
@@ -51,13 +52,14 @@ def main(
     if len(argv) != 1 or not Path(argv[0], "config.yaml").is_file():
         print("usage: python -m pww.worker RUN   (a folder that pww.train made)", file=sys.stderr)
         return 2
+    signals.defer()
     if "RANK" in os.environ:
         die_with_parent()  # no rank outlives the launcher that would have to tell the others
     run = Path(argv[0]).resolve()
-    rank = int(os.environ.get("RANK", "0"))
     try:
+        rank = place.found(os.environ).rank
         config = read_config(run / "config.yaml")
-    except ConfigError as fault:
+    except PwwError as fault:
         print(fault, file=sys.stderr)
         return fault.exit_code
     pww_log.setup(rank=rank, label=config.replica_id if config.central.url != "none" else "")
@@ -75,6 +77,8 @@ def main(
         log.error("the run cannot go on: %s; make room or mend the folder, then resume it", fault)
         return 1
     except PwwError as fault:
+        if isinstance(fault, Stopped) and signals.queue_asked():
+            _leave_marker(run)
         if rank == 0:
             log.error("%s", fault)
             if isinstance(fault, Stopped | CheckpointError):
@@ -207,6 +211,14 @@ def _train(
                 "again to note it"
             ) from why
         print(summary, flush=True)
+
+
+def _leave_marker(run: Path) -> None:
+    """For the batch script, which queues the job again: any rank may have been told first."""
+    try:
+        (run / paths.REQUEUE).touch()
+    except OSError as why:
+        log.error("the job will not be queued again: %s", why)
 
 
 def _unsent(outbox: "Outbox") -> tuple[int, ...]:

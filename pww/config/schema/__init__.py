@@ -29,7 +29,16 @@ from pww.config.schema.model import (
     ShippedModel,
 )
 from pww.config.schema.outer import Darl, Diloco, Outer, Transport
-from pww.config.schema.run import Checkpoint, Config, Evaluation, EvaluationSet, Metrics, Run, Wandb
+from pww.config.schema.run import (
+    Checkpoint,
+    Config,
+    Evaluation,
+    EvaluationSet,
+    Launcher,
+    Metrics,
+    Run,
+    Wandb,
+)
 from pww.config.schema.site import InPlace, Partition, Site, Slurm
 
 __all__ = [
@@ -55,6 +64,7 @@ __all__ = [
     "InPlace",
     "InnerOptim",
     "Keep",
+    "Launcher",
     "LossyCodec",
     "Metrics",
     "Model",

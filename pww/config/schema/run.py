@@ -68,6 +68,13 @@ class Checkpoint(Section):
     keep: Annotated[int, Field(ge=2)]  # complete checkpoints that stay on disk
 
 
+class Launcher(Section):
+    """What becomes of a job at a site with a queue."""
+
+    wait: bool
+    requeues: Annotated[int, Field(ge=0, le=1000)]
+
+
 class Config(Section):
     """One run, complete: what every process of it reads."""
 
@@ -88,6 +95,7 @@ class Config(Section):
     evaluation: Evaluation
     metrics: Metrics
     checkpoint: Checkpoint
+    launcher: Launcher
     central: Central
 
     @property
