@@ -1,0 +1,78 @@
+"""collective_ranks.py FOLDER RANKS laws|killed: the collective outer step on real gloo groups.
+
+Every rank runs every scenario of `SCENARIOS` that fits its number of ranks, and writes what failed
+to FOLDER/rankN.json: {scenario: "" or a traceback}.
+"""
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+import collective_cases as cases
+import collective_laws as laws
+import torch
+import torch.distributed as dist
+from allocation import Here, one_value
+from forked import in_ranks
+
+SCENARIOS: dict[str, tuple[tuple[int, ...], Callable[[], None]]] = {
+    **{
+        f"{law.__name__}-{k}-{kind}": ((4,), lambda law=law, k=k, kind=kind: law(k, kind))
+        for law in (laws.synchronous, laws.fedavg, laws.nesterov_is_torchs, cases.sharded_norms)
+        for k in (1, 2, 4)
+        for kind in ("ddp", "fsdp")
+    },
+    **{
+        f"synchronous-{k}-fsdp-of-8": ((8,), lambda k=k: laws.synchronous(k, "fsdp"))
+        for k in (1, 2)
+    },
+    **{f"norms-{k}": ((4,), lambda k=k: cases.norms(k)) for k in (2, 4)},
+    **{f"pinned_bits-{c}": ((4,), lambda c=c: laws.pinned_bits(c)) for c in ("none", "fp32")},
+    **{
+        f"feedback-{kind}-{c}": ((4,), lambda kind=kind, c=c: cases.feedback(kind, c))
+        for kind in ("ddp", "fsdp")
+        for c in ("int8", "topk-64-b8")
+    },
+    "by_hand": ((4,), laws.by_hand),
+    "bf16_adds_up": ((2,), laws.bf16_adds_up),
+    "buffers": ((4,), cases.buffers_are_their_own_kind),
+    "buffers-of-2": ((2,), cases.buffers_are_their_own_kind),
+    "left_out": ((4,), cases.left_out),
+    "partial_flush": ((4,), cases.partial_flush),
+    "unlike": ((4,), cases.unlike),
+}
+
+
+def main(folder: Path) -> None:
+    dist.init_process_group("gloo")
+    torch.set_num_threads(1)
+    rank, found = dist.get_rank(), {}
+    for name, (sizes, work) in SCENARIOS.items():
+        if dist.get_world_size() in sizes:
+            try:
+                work()
+                found[name] = ""
+            except Exception:
+                found[name] = traceback.format_exc()
+                break  # the others may wait for what this rank left undone
+    (folder / f"rank{rank}.json").write_text(json.dumps(found))
+
+
+def killed() -> None:
+    """A replica dies in the middle of its phase: the others end with a sentence."""
+    dist.init_process_group("gloo")
+    here = Here(2)
+    collective = here.collective(one_value(1.0))
+    if here.rank == here.world - 1:
+        os._exit(9)
+    while True:
+        collective.step(1)
+
+
+if __name__ == "__main__":
+    where, ranks, what = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+    work = killed if what == "killed" else lambda: main(where)
+    (where / "codes.json").write_text(json.dumps(in_ranks(ranks, work)))
