@@ -9,6 +9,7 @@ from torch import nn
 from pww.codec import codec_named
 from pww.errors import TrainerError
 from pww.replica.live import pieces
+from pww.trainer.resnet import small_resnet
 
 
 def norms(replicas: int) -> None:
@@ -101,6 +102,29 @@ def buffers_are_their_own_kind() -> None:
     model.running_mean.fill_([8.0, 4.0][here.replica])
     collective.step([1, 3][here.replica])
     assert model.running_mean.tolist() == [5.0] * 3
+
+
+def resnet_buffers() -> None:
+    """A ResNet under DDP: running means 0 and 2 become 1 at the first step, its layout stays."""
+    here = Here(2)
+    wrapped = here.shared(small_resnet(classes=10, seed=here.rank, width=4), "ddp")
+    model = plain(wrapped)
+    layout = {name: (t.shape, t.dtype) for name, t in model.state_dict().items()}
+    collective = here.collective(model, diloco=diloco("nesterov", 0.7, 0.9))
+    for name, buffer in model.named_buffers():
+        if name.endswith("running_mean"):
+            buffer.fill_(2.0 * here.replica)
+        elif name.endswith("num_batches_tracked"):
+            buffer.fill_(5)
+    collective.step(1)
+    assert {name: (t.shape, t.dtype) for name, t in model.state_dict().items()} == layout
+    counters = [b for name, b in model.named_buffers() if name.endswith("num_batches_tracked")]
+    means = [b for name, b in model.named_buffers() if name.endswith("running_mean")]
+    assert len(counters) == len(means) == 9
+    assert all(int(counter) == 5 and counter.dtype == torch.int64 for counter in counters)
+    assert all(bool((mean == 1.0).all()) for mean in means)
+    wrapped.train()
+    wrapped(torch.randn(2, 1, 8, 8)).sum().backward()  # DDP goes on with what was written
 
 
 def left_out() -> None:

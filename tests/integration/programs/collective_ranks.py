@@ -39,6 +39,7 @@ SCENARIOS: dict[str, tuple[tuple[int, ...], Callable[[], None]]] = {
     "by_hand": ((4,), laws.by_hand),
     "bf16_adds_up": ((2,), laws.bf16_adds_up),
     "buffers": ((4,), cases.buffers_are_their_own_kind),
+    "resnet_buffers": ((4,), cases.resnet_buffers),
     "buffers-of-2": ((2,), cases.buffers_are_their_own_kind),
     "left_out": ((4,), cases.left_out),
     "partial_flush": ((4,), cases.partial_flush),
