@@ -8,6 +8,7 @@ training.
 import functools
 import json
 import logging
+import math
 import os
 import sys
 from pathlib import Path
@@ -72,7 +73,11 @@ class JsonLines:
         Raises:
             OSError: the disk is full, say; this row is lost and no other.
         """
-        line = json.dumps(row, allow_nan=True).encode() + b"\n"
+        try:
+            text = json.dumps(row, allow_nan=False)
+        except ValueError:
+            text = json.dumps(_spelled(row), allow_nan=False)
+        line = text.encode() + b"\n"
         rest = memoryview(b"\n" + line if self._torn else line)
         while rest:  # a disk that gets full takes a part first and refuses the rest
             taken = self._file.write(rest)
@@ -86,9 +91,41 @@ class JsonLines:
         self._file.close()
 
 
+NOT_FINITE = ("NaN", "Infinity", "-Infinity")
+"""JSON has no such numbers: they are written as these words, which `float` takes everywhere."""
+MARKS = tuple(f'"{word}"'.encode() for word in NOT_FINITE)
+
+
+def _spelled(value: object) -> object:
+    """The same with a word for each number that is not finite."""
+    match value:
+        case float() if not math.isfinite(value):
+            return json.dumps(value)
+        case dict():
+            return {key: _spelled(one) for key, one in value.items()}
+        case list() | tuple():
+            return [_spelled(one) for one in value]
+        case _:
+            return value
+
+
+def _numbers(value: object) -> object:
+    """What `_spelled` was given."""
+    match value:
+        case str() if value in NOT_FINITE:
+            return float(value)
+        case dict():
+            return {key: _numbers(one) for key, one in value.items()}
+        case list():
+            return [_numbers(one) for one in value]
+        case _:
+            return value
+
+
 def read_json_lines(path: Path, *, last_bytes: int | None = None) -> list[dict[str, object]]:
     """Every whole row of a file that `JsonLines` wrote; [] when there is none; torn lines are left
-    out. With `last_bytes` only the rows in that many bytes at its end.
+    out. With `last_bytes` only the rows in that many bytes at its end. A number that is not finite
+    is a float again.
     """
     if not path.exists():
         return []
@@ -103,5 +140,7 @@ def read_json_lines(path: Path, *, last_bytes: int | None = None) -> list[dict[s
         except ValueError:
             continue
         if isinstance(row, dict):
+            if any(mark in line for mark in MARKS):
+                row = {key: _numbers(value) for key, value in row.items()}
             rows.append(row)
     return rows

@@ -168,6 +168,7 @@ def _train(
             wandb_id=paths.wandb_id(run),
             mode=config.metrics.wandb.mode,
             config=config.model_dump(mode="json"),
+            from_step=0 if outbox.last is None else outbox.last.step,
         )
         stack.callback(metrics.close)
         stack.callback(lambda: ends.close(_unsent(outbox)))  # the goodbye first: wandb may be slow

@@ -49,6 +49,11 @@ def export_run(run: Path, out: Path | None) -> Path:
             f"{run} holds no theta_outer: name the folder of a central, or of a run that trained "
             "alone (a site's folder has theirs only)"
         )
+    if out is not None and state.resolve() in (out.resolve(), *out.resolve().parents):
+        raise StateError(
+            f"out={out} is in {state}, where the ledger of the run and its generations are, and "
+            "nothing else may be: name another folder, or leave out= away"
+        )
     config = read_config(run / paths.CONFIG_FILE)
     with reading(run) as ledger:
         rows = ledger.rows("SELECT generation FROM run")

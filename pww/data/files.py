@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 PACKED = (".gz", ".zst")
 """Ends of names whose files can only be read from their start."""
 BUFFER_BYTES = 1 << 20
+EMPTY = "the file has 0 bytes, and even no text at all has more when it is packed"
 
 
 def find_files(globs: Sequence[str], *, roots: Sequence[str], project: Path) -> tuple[Path, ...]:
@@ -86,6 +87,8 @@ def opened(path: Path) -> Iterator[BinaryIO]:
         with path.open("rb", buffering=BUFFER_BYTES) as raw:
             match path.suffix:
                 case ".gz":
+                    if not os.fstat(raw.fileno()).st_size:  # gzip takes it for text of no bytes
+                        raise EOFError(EMPTY)
                     with gzip.GzipFile(fileobj=raw) as packed, _buffered(packed) as file:
                         yield file
                 case ".zst":
@@ -176,6 +179,7 @@ class _Frames(io.RawIOBase):
         self._frames = zstandard.ZstdDecompressor(max_window_size=1 << 31)
         self._frame = self._frames.decompressobj()
         self._inside = False
+        self._empty = True
         self._left = memoryview(b"")
 
     def readable(self) -> bool:
@@ -186,7 +190,7 @@ class _Frames(io.RawIOBase):
         """The next bytes; 0 at the end.
 
         Raises:
-            EOFError: the file ends inside a frame.
+            EOFError: the file ends inside a frame, or before the first.
         """
         while not self._left:
             block = self._frame.unused_data if self._frame.eof else b""
@@ -194,7 +198,10 @@ class _Frames(io.RawIOBase):
             if not block:
                 if self._inside:
                     raise EOFError("the file ends in the middle of its packed text")
+                if self._empty:
+                    raise EOFError(EMPTY)
                 return 0
+            self._empty = False
             if self._frame.eof:
                 self._frame = self._frames.decompressobj()
             self._left = memoryview(self._frame.decompress(block))

@@ -16,6 +16,8 @@ from pww.data.pydocs import PythonDocs
 from pww.errors import DataError
 
 DEFAULT_COLUMN = "text"
+ABSENT = object()
+"""What a row without the key has under it; a null is a document, an empty one."""
 
 
 class Source(Protocol):
@@ -99,7 +101,7 @@ class TextFiles:
 class JsonLineFiles:
     """Files of one JSON object a line (`.gz`, `.zst` too), of which one key is a document.
 
-    Blank lines are none.
+    Blank lines are none; a null is an empty document, as it is in Parquet.
     """
 
     def __init__(self, paths: Sequence[Path], *, column: str = DEFAULT_COLUMN) -> None:
@@ -118,8 +120,8 @@ class JsonLineFiles:
         """One document a line.
 
         Raises:
-            DataError: a line is not a JSON object with a string under the key, or a file cannot be
-                read.
+            DataError: a line is not a JSON object with a string or null under the key, or a file
+                cannot be read.
         """
         for span in spans:
             path = self._paths[span.file]
@@ -154,7 +156,9 @@ def _text_of(line: str, path: Path, number: int, column: str) -> str:
         row = json.loads(line)
     except (ValueError, RecursionError) as fault:
         raise DataError(f"{path} line {number} is not JSON: {fault}") from None
-    text = row.get(column) if isinstance(row, dict) else None
+    text = row.get(column, ABSENT) if isinstance(row, dict) else ABSENT
+    if text is None:
+        return ""
     if not isinstance(text, str):
         keys = sorted(row) if isinstance(row, dict) else type(row).__name__
         raise DataError(

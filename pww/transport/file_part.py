@@ -12,7 +12,11 @@ import ssl
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from pww.errors import PayloadError
+from pww.transport.memory import aligned_buffer
 
 SLICE = 256 << 10
 """Read and sent at once: a timeout is for so many bytes, however large the body is."""
@@ -34,8 +38,8 @@ class FilePart:
         """How many there are."""
         return self.stop - self.start
 
-    def __iter__(self) -> Iterator[bytes]:
-        """From the start, each time.
+    def __iter__(self) -> Iterator[NDArray[np.uint8]]:
+        """Slices from the start, each time; one lasts until the next.
 
         Raises:
             PayloadError: the file has become shorter.
@@ -53,7 +57,7 @@ class FilePart:
         if not isinstance(sock, ssl.SSLSocket):
             at = self._sendfile(sock, timeout_s)
         for data in self._slices(at):
-            sock.sendall(data)
+            sock.sendall(data.data)
 
     def _sendfile(self, sock: socket.socket, timeout_s: float) -> int:
         """The first byte that was not sent, because this cannot be done with this file."""
@@ -75,10 +79,11 @@ class FilePart:
                 at += sent
         return at
 
-    def _slices(self, start: int) -> Iterator[bytes]:
+    def _slices(self, start: int) -> Iterator[NDArray[np.uint8]]:
+        buffer = np.frombuffer(aligned_buffer(SLICE), dtype=np.uint8)
         for at in range(start, self.stop, SLICE):
-            data = os.pread(self.fd, min(SLICE, self.stop - at), at)
-            if len(data) != min(SLICE, self.stop - at):
+            data = buffer[: self.stop - at]
+            if os.preadv(self.fd, [data.data], at) != len(data):
                 raise _shorter()
             yield data
 

@@ -50,6 +50,7 @@ class PieceFile:
         self._part, self._journal = base.with_name(f"{base.name}.part"), done_file(base)
         self._digest, self._lock = digest, threading.Lock()
         self._hashing, self._hash, self._hashed = threading.Lock(), new_digest(), 0
+        self._buffer = aligned_buffer(min(CHUNK, piece_bytes))  # who is hashing has it
         head = f"{digest} {size_bytes} {piece_bytes}\n".encode()
         self._done, self._renamed = self._read(head), False
         if not self._done:
@@ -130,11 +131,10 @@ class PieceFile:
                 self._hashing.release()
 
     def _hash_on(self) -> None:
-        buffer = aligned_buffer(min(CHUNK, self.piece_bytes))
         while self._hashed < self.num_pieces and self.has(self._hashed):
             start, stop = self.span(self._hashed)
             while start < stop:
-                view = buffer[: min(len(buffer), stop - start)]
+                view = self._buffer[: stop - start]
                 got = os.preadv(self._fd, [view], start)
                 if got == 0:
                     raise OSError(f"{self._part.name} was cut short by somebody else")

@@ -7,6 +7,7 @@ an app has ASGI's way.
 """
 
 import asyncio
+import socket
 from collections import deque
 from typing import Any
 
@@ -18,9 +19,13 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from pww.transport.memory import aligned_buffer
 
 RAW_BODY = "pww.raw_body"
-BITE = 512 << 10
+BITE = 1 << 20
 """Handed over together."""
 MAX_KEPT = 64
+MOST_AWAITED = 512 << 10
+"""The loop is not woken for less of a body that comes fast: a wake costs as much as the copy."""
+FAST = 32 << 10
+"""A body comes fast if so much was there when the loop looked."""
 Bite = NDArray[np.uint8]
 _kept: deque[Bite] = deque(maxlen=MAX_KEPT)  # fresh pages cost as much as a copy
 
@@ -71,6 +76,9 @@ class RawBody(asyncio.BufferedProtocol):
         self._free: list[Bite] = []
         self._lent: deque[Bite] = deque()
         self._now: Bite | None = None
+        tls = self._transport.get_extra_info("ssl_object") is not None
+        self._plain = None if tls else self._transport.get_extra_info("socket")
+        self._awaited = 1
         self._filled = 0
         self._lost = self._skips = False
         self._event, self._heard_s = asyncio.Event(), self._loop.time()
@@ -100,8 +108,12 @@ class RawBody(asyncio.BufferedProtocol):
                 async with asyncio.timeout_at(self._heard_s + silent_s):
                     await self._event.wait()
             except TimeoutError:
-                if self._loop.time() >= self._heard_s + silent_s:
+                if self._loop.time() < self._heard_s + silent_s:
+                    continue
+                if self._awaited == 1:
                     raise
+                self._await(1)  # there may be some, if little
+                self._heard_s = self._loop.time()
         bite, buffer = self._ready.popleft()
         if buffer is not None:
             self._lent.append(buffer)
@@ -127,6 +139,7 @@ class RawBody(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         """So many came."""
         self._left -= nbytes
+        self._await(min(max(2 * self._awaited, FAST), MOST_AWAITED) if nbytes >= FAST else 1)
         self._heard_s = self._loop.time()
         if self._skips:
             if self._left == 0:
@@ -167,6 +180,14 @@ class RawBody(asyncio.BufferedProtocol):
             if self._http.flow.read_paused:
                 self._heard_s = self._loop.time()  # it was not the client who was silent
             self._http.flow.resume_reading()
+
+    def _await(self, size_bytes: int) -> None:
+        """The loop is woken by so many bytes (`SO_RCVLOWAT`), or as many as are to come."""
+        size_bytes = max(min(size_bytes, self._left), 1)
+        if size_bytes == self._awaited or self._plain is None or self._transport.is_closing():
+            return
+        self._awaited = size_bytes
+        self._plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size_bytes)
 
     def _give_back(self) -> None:
         self._cycle.more_body = False

@@ -5,19 +5,27 @@
     steps=N    inner steps of a phase (default 50)
     batch=N    windows of a site's step; one parallel step has twice as many (default 8)
     model=WORDS  overrides, comma-separated (default: a Qwen3 of 10 M parameters)
+    keep=FILE  results as JSON lines: what is there with these settings is not trained again, what
+               is trained is added, so that seeds add up over several calls (default: none)
 
 Novels and WikiText where they are, else Python's documentation. Both arms take the same number of
 steps, on the same two cores, from the same theta(0): "parallel" is one replica whose outer step
-takes its weights as they are, "two_sites" are two `pww.train` and a `pww.central`.
+takes its weights as they are, "two_sites" are two `pww.train` and a `pww.central`. The corpus is
+made once, before the first seed; an arm's seconds include the start of its processes.
 """
 
 import json
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from time import perf_counter
 
 import numpy as np
 from figures import figure, machine
+
+from pww.log import JsonLines, read_json_lines
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = (
@@ -25,6 +33,41 @@ MODEL = (
     "model.hidden_dim=768,model.seq_len=256,optim.lr=1e-3,data.tokenizer.vocab_size=8192"
 )
 DEFAULTS = {"seeds": "3", "windows": "8192", "steps": "50", "batch": "8", "model": MODEL}
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one arm came to with one seed."""
+
+    first: float  # held-out loss before
+    last: float  # and after
+    tokens: int
+    seconds: float
+
+
+class Kept:
+    """Results of one setting, in a file that a call which is cut off leaves whole lines in."""
+
+    def __init__(self, path: Path | None, settings: Mapping[str, object]) -> None:
+        self._path = path
+        self._settings = json.loads(json.dumps(settings))
+
+    def get(self, arm: str, seed: int) -> Result | None:
+        """The result that is there, if its settings are these."""
+        for row in [] if self._path is None else read_json_lines(self._path):
+            key = (row.get("arm"), row.get("seed"), row.get("settings"))
+            if key == (arm, seed, self._settings):
+                return Result(**row["result"])  # type: ignore[arg-type]
+        return None
+
+    def add(self, arm: str, seed: int, result: Result) -> None:
+        """Durable when it returns."""
+        if self._path is None:
+            return
+        lines = JsonLines(self._path)
+        row = {"arm": arm, "seed": seed, "settings": self._settings, "result": asdict(result)}
+        lines.write(row, durable=True)
+        lines.close()
 
 
 def corpus() -> list[str]:
@@ -46,8 +89,8 @@ def run(words: list[str]) -> str:
     return done.stdout
 
 
-def two_sites(common: list[str], batch: int, name: str) -> tuple[float, float]:
-    """Held-out loss before and after."""
+def two_sites(common: list[str], batch: int, name: str) -> tuple[float, float, int]:
+    """Held-out loss before and after, and the tokens."""
     words = [
         "pww.demo",
         "sites=2",
@@ -56,47 +99,72 @@ def two_sites(common: list[str], batch: int, name: str) -> tuple[float, float]:
         "darl.detect_s=60",
         "darl.ttl_floor_s=120",
     ]
-    told = json.loads(run([*words, *common, f"optim.batch_windows={batch}"]).splitlines()[-1])
-    return float(told["held_out_first"]), float(told["held_out_last"])
+    out = run([*words, *common, f"run.root=outputs/{name}", f"optim.batch_windows={batch}"])
+    told = json.loads(out.splitlines()[-1])
+    return float(told["held_out_first"]), float(told["held_out_last"]), trained(name)
 
 
-def parallel(common: list[str], batch: int, name: str) -> tuple[float, float]:
-    """Held-out loss before and after."""
+def parallel(common: list[str], batch: int, name: str) -> tuple[float, float, int]:
+    """Held-out loss before and after, and the tokens."""
     run([
-        "pww.train", *common, f"run.name={name}", "site.cores_per_rank=2",
-        f"optim.batch_windows={2 * batch}", "diloco.outer.optimizer=sgd", "diloco.outer.lr=1.0",
-        "diloco.outer.momentum=0.0", f"darl.block_windows={2 * batch}",
+        "pww.train", *common, f"run.root=outputs/{name}", "run.name=alone",
+        "site.cores_per_rank=2", f"optim.batch_windows={2 * batch}",
+        "diloco.outer.optimizer=sgd", "diloco.outer.lr=1.0", "diloco.outer.momentum=0.0",
+        f"darl.block_windows={2 * batch}",
     ])  # fmt: skip
-    rows = [
-        json.loads(line)
-        for line in (ROOT / "outputs" / name / "metrics.jsonl").read_text().splitlines()
-    ]
-    losses = [float(row["loss"]) for row in rows if row["split"] == "eval"]
-    return losses[0], losses[-1]
+    rows = read_json_lines(ROOT / "outputs" / name / "alone" / "metrics.jsonl")
+    losses = [float(str(row["loss"])) for row in rows if row["split"] == "eval"]
+    return losses[0], losses[-1], trained(name)
+
+
+def trained(name: str) -> int:
+    """Tokens of every replica below this root, merged or not."""
+    total = 0
+    for file in (ROOT / "outputs" / name).glob("*/metrics.jsonl"):
+        rows = [row for row in read_json_lines(file) if row["split"] == "train"]
+        total += max((int(str(row["tokens"])) for row in rows), default=0)
+    return total
 
 
 ARMS = {"parallel": parallel, "two_sites": two_sites}
 
 
+def measure(arm: str, common: Sequence[str], *, seed: int, steps: str, batch: int) -> Result:
+    """Trains one arm with one seed."""
+    name = f"bench-{arm}-{seed}-{int(np.random.rand() * 1e9)}"
+    words = [
+        *common, f"seed={seed}", f"darl.seed={seed}", f"diloco.inner_steps={steps}",
+        "evaluation.max_windows=128", "metrics.wandb.mode=disabled",
+    ]  # fmt: skip
+    start = perf_counter()
+    first, last, tokens = ARMS[arm](words, batch, name)
+    return Result(first, last, tokens, round(perf_counter() - start, 1))
+
+
 def main(words: list[str]) -> None:
     """Runs both arms seed by seed, prints the losses and how much more the two sites have."""
     given = dict(word.partition("=")[::2] for word in words)
-    if unknown := sorted(set(given) - set(DEFAULTS)):
-        sys.exit(f"unknown words {unknown}: there are {sorted(DEFAULTS)}")
+    if unknown := sorted(set(given) - {*DEFAULTS, "keep"}):
+        sys.exit(f"unknown words {unknown}: there are {sorted({*DEFAULTS, 'keep'})}")
+    keep = Path(given.pop("keep")) if given.get("keep") else None
     asked = {**DEFAULTS, **given}
-    batch = int(asked["batch"])
     print(json.dumps({"machine": machine(), **asked}), flush=True)
+    common = [*corpus(), *asked["model"].split(","), f"data.max_windows={asked['windows']}"]
+    run(["pww.data", "tokenize", *common])  # the seed is no part of a corpus: one for all
+    settings = {"common": common, "steps": asked["steps"], "batch": asked["batch"]}
+    kept = Kept(keep, settings)
     losses: dict[str, list[float]] = {arm: [] for arm in ARMS}
     for seed in range(int(asked["seeds"])):
-        common = [
-            *corpus(), *asked["model"].split(","), f"data.max_windows={asked['windows']}",
-            f"seed={seed}", f"darl.seed={seed}", f"diloco.inner_steps={asked['steps']}",
-            "evaluation.max_windows=128", "metrics.wandb.mode=disabled",
-        ]  # fmt: skip
-        for arm, loss in ARMS.items():
-            first, last = loss(common, batch, f"bench-{arm}-{seed}-{int(np.random.rand() * 1e9)}")
-            losses[arm].append(last)
-            print(json.dumps({"arm": arm, "seed": seed, "first": first, "last": last}), flush=True)
+        for arm in ARMS:
+            found = kept.get(arm, seed)
+            result = found or measure(
+                arm, common, seed=seed, steps=asked["steps"], batch=int(asked["batch"])
+            )
+            if found is None:
+                kept.add(arm, seed, result)
+            losses[arm].append(result.last)
+            line = {"arm": arm, "seed": seed, **asdict(result), "kept": found is not None}
+            print(json.dumps(line), flush=True)
     more = 100 * (np.array(losses["two_sites"]) / np.array(losses["parallel"]) - 1)
     for arm, found in losses.items():
         figure(f"held_out_{arm}", float(np.mean(found)), f"nats, mean of {len(found)}", "none")

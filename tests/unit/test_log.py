@@ -3,6 +3,7 @@
 import io
 import json
 import logging
+import math
 import os
 import re
 import subprocess
@@ -192,3 +193,20 @@ def test_only_the_rows_at_the_end(tmp_path: Path) -> None:
     # a line that is cut at a place where the rest could be read is no row
     file.write_bytes(b'[{"a": 1}\n{"b": 2}\n')
     assert read_json_lines(file, last_bytes=18) == [{"b": 2}]
+
+
+def test_numbers_that_json_lacks_are_words_there_and_numbers_again(file: Path) -> None:
+    row = {"loss": math.nan, "more": {"up": [math.inf, 1.5]}, "down": -math.inf, "why": "NaN loss"}
+    lines = JsonLines(file)
+    lines.write(row)
+    lines.close()
+
+    def refuse(word: str) -> None:
+        pytest.fail(f"{word} is no JSON")
+
+    told = json.loads(file.read_text(), parse_constant=refuse)
+    assert told["loss"] == "NaN"
+    assert told["more"] == {"up": ["Infinity", 1.5]}
+    (found,) = read_json_lines(file)
+    assert math.isnan(found.pop("loss"))
+    assert found == {key: value for key, value in row.items() if key != "loss"}

@@ -212,6 +212,17 @@ def test_a_folder_without_theta_is_refused(tmp_path: Path, capsys) -> None:
     assert command.main([]) == 2
 
 
+@pytest.mark.parametrize("inside", ["central", "central/generations", "final/../central/x"])
+def test_the_ledgers_folder_is_not_written_to(run: Path, inside: str, capsys) -> None:
+    (run / "final").mkdir(exist_ok=True)
+    before = sorted(run.rglob("*"))
+    assert command.main([str(run), f"out={run / inside}"]) == 1
+    told = capsys.readouterr().err
+    assert f"out={run / inside} is in {run / 'central'}, where the ledger of the run" in told
+    assert "name another folder" in told
+    assert sorted(run.rglob("*")) == before
+
+
 def test_a_run_without_rounds_has_nothing_to_export(run: Path, capsys) -> None:
     from pww.central.ledger import FILE, Ledger
 

@@ -43,6 +43,18 @@ def test_an_empty_packed_text_is_empty(tmp_path, name):
     assert list(lines(path)) == []
 
 
+@pytest.mark.parametrize("name", ["a.gz", "a.zst"])
+def test_a_packed_file_of_no_bytes_is_a_damaged_one(tmp_path, name):
+    path = tmp_path / name
+    path.write_bytes(b"")
+    with pytest.raises(DataError) as fault:
+        list(lines(path))
+    assert str(fault.value) == (
+        f"cannot read {path}: the file has 0 bytes, and even no text at all has more when it is"
+        " packed"
+    )
+
+
 @pytest.mark.parametrize("keep", [0.5, 0.9, 0.999])
 def test_a_cut_zst_is_refused_and_not_taken_for_a_short_one(tmp_path, keep):
     path = tmp_path / "a.zst"

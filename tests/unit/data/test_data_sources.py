@@ -155,6 +155,11 @@ def test_text_of_each_line_is_a_document(tmp_path, name):
     assert list(documents(JsonLineFiles([path]))) == ["one\n", ""]
 
 
+def test_a_null_is_an_empty_document_as_in_parquet(tmp_path):
+    path = json_file(tmp_path, {"text": "a"}, {"text": None}, {"text": "b"})
+    assert list(documents(JsonLineFiles([path]))) == ["a", "", "b"]
+
+
 @pytest.mark.parametrize(
     ("line", "reason"),
     [

@@ -171,6 +171,16 @@ def test_a_slow_client_is_not_a_silent_one(link: socket.socket, app: App) -> Non
     assert answer(link) == digest(BODY[:12])
 
 
+def test_a_client_that_becomes_slow_is_heard(link: socket.socket, app: App) -> None:
+    """A fast body wakes the loop seldom; the few bytes that come in the end are no silence."""
+    data = BODY[: 2 * BITE + 12]
+    link.sendall(head("/silent", len(data)) + data[:-12])
+    for at in range(len(data) - 12, len(data)):
+        threading.Event().wait(0.25)
+        link.sendall(data[at : at + 1])
+    assert answer(link) == digest(data)
+
+
 def test_nobody_is_read_faster_than_he_is_listened_to(link: socket.socket, app: App) -> None:
     data = BODY * 16
     sender = threading.Thread(target=link.sendall, args=(head("/lazy", len(data)) + data,))
