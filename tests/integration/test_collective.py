@@ -10,25 +10,28 @@ import pytest
 
 PROGRAMS = Path(__file__).parent / "programs"
 ROOT = Path(__file__).parents[2]
+Ran = tuple[Path, dict[str, list[int]], str]
 
 
-def launch(folder: Path, *, ranks: int, what: str = "laws") -> tuple[list[int], str]:
-    """Exit codes of the ranks, and what they said."""
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """Folder of the findings, exit codes of the ranks, and what they said."""
+    folder = tmp_path_factory.mktemp("collective")
     done = subprocess.run(
-        [sys.executable, str(PROGRAMS / "collective_ranks.py"), str(folder), str(ranks), what],
-        capture_output=True, text=True, timeout=300, check=False,
+        [sys.executable, str(PROGRAMS / "collective_ranks.py"), str(folder)],
+        capture_output=True, text=True, timeout=280, check=False,
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads((folder / "codes.json").read_text()), done.stderr
+    return folder, json.loads((folder / "codes.json").read_text()), done.stderr
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])
-def test_laws(ranks: int, tmp_path: Path) -> None:
+def test_laws(ranks: int, ran: Ran) -> None:
     """Every scenario of the program, each rank's own finding."""
-    codes, said = launch(tmp_path, ranks=ranks)
-    assert codes == [0] * ranks, said[-3000:]
-    found = [json.loads((tmp_path / f"rank{r}.json").read_text()) for r in range(ranks)]
+    folder, codes, said = ran
+    assert codes[str(ranks)] == [0] * ranks, said[-3000:]
+    found = [json.loads((folder / f"{ranks}-{r}.json").read_text()) for r in range(ranks)]
     wrong = {
         f"{name} on rank {r}": text
         for r, row in enumerate(found)
@@ -40,8 +43,8 @@ def test_laws(ranks: int, tmp_path: Path) -> None:
     assert found[0], "nothing was tried"
 
 
-def test_a_replica_that_dies_ends_the_others_with_a_sentence(tmp_path: Path) -> None:
-    codes, said = launch(tmp_path, ranks=4, what="killed")
-    assert codes[3] == 9
-    assert all(code != 0 for code in codes)
+def test_a_replica_that_dies_ends_the_others_with_a_sentence(ran: Ran) -> None:
+    _, codes, said = ran
+    assert codes["killed"][3] == 9
+    assert all(code != 0 for code in codes["killed"])
     assert "another rank of this allocation is gone; its own last lines say why" in said

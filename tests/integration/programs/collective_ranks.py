@@ -1,7 +1,8 @@
-"""collective_ranks.py FOLDER RANKS laws|killed: the collective outer step on real gloo groups.
+"""collective_ranks.py FOLDER: the collective outer step on real gloo groups of 2, 4 and 8 ranks.
 
 Every rank runs every scenario of `SCENARIOS` that fits its number of ranks, and writes what failed
-to FOLDER/rankN.json: {scenario: "" or a traceback}.
+to FOLDER/RANKS-RANK.json: {scenario: "" or a traceback}; FOLDER/codes.json has the exit codes, and
+those of ranks of which one is killed. One process for all: it imports torch once.
 """
 
 import json
@@ -59,7 +60,7 @@ def main(folder: Path) -> None:
             except Exception:
                 found[name] = traceback.format_exc()
                 break  # the others may wait for what this rank left undone
-    (folder / f"rank{rank}.json").write_text(json.dumps(found))
+    (folder / f"{dist.get_world_size()}-{rank}.json").write_text(json.dumps(found))
 
 
 def killed() -> None:
@@ -74,6 +75,7 @@ def killed() -> None:
 
 
 if __name__ == "__main__":
-    where, ranks, what = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-    work = killed if what == "killed" else lambda: main(where)
-    (where / "codes.json").write_text(json.dumps(in_ranks(ranks, work)))
+    where = Path(sys.argv[1])
+    codes = {str(ranks): in_ranks(ranks, lambda: main(where)) for ranks in (2, 4, 8)}
+    codes["killed"] = in_ranks(4, killed)
+    (where / "codes.json").write_text(json.dumps(codes))
