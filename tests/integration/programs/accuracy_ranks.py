@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import torch
+import torch._dynamo  # DDP and FSDP2 would import it once in every rank
 import torch.distributed as dist
 from forked import in_ranks
 from torch import nn

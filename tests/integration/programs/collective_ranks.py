@@ -15,6 +15,7 @@ from pathlib import Path
 import collective_cases as cases
 import collective_laws as laws
 import torch
+import torch._dynamo  # DDP and FSDP2 would import it once in every rank
 import torch.distributed as dist
 from allocation import Here, one_value
 from forked import in_ranks
