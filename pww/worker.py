@@ -96,6 +96,7 @@ def _train(
     from pww.lease.space import BlockSpace
     from pww.metrics import Metrics
     from pww.replica import loop
+    from pww.replica.durable import Durable
     from pww.replica.gauges import Hardware, Meters
     from pww.replica.outbox import Outbox
     from pww.replica.plan import PhasePlan
@@ -180,18 +181,12 @@ def _train(
         ),
     )  # fmt: skip
     stack.callback(report.close)
-    loop.run(
+    hand = Durable(
         # only rank 0's share() reaches these two
-        cast("Session", ends and ends.session),
-        cast("Exchange", ends and ends.exchange),
-        trainer,
-        outbox,
-        report,
-        plan=plan,
-        ranks=ranks,
-        clock=clock,
-        overlap=config.diloco.overlap,
-    )
+        cast("Session", ends and ends.session), cast("Exchange", ends and ends.exchange),
+        outbox, report, plan=plan, ranks=ranks, clock=clock, overlap=config.diloco.overlap,
+    )  # fmt: skip
+    loop.run(hand, trainer, report, plan=plan)
     report.close()
     if ranks.rank == 0:
         summary = report.summary(ended=f"corpus {config.data.name} is exhausted")
