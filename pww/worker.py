@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from pww import log as pww_log
-from pww.clock import SystemClock
+from pww.clock import Clock, SystemClock
 from pww.config import paths
 from pww.config.load import read_config
 from pww.config.schema import Config
@@ -22,8 +22,13 @@ from pww.folder import owned, write_durably
 from pww.launcher.process import die_with_parent
 
 if TYPE_CHECKING:
+    from pww.codec import Codec
     from pww.data import Corpus
+    from pww.replica.groups import Allocation
+    from pww.replica.hand import Hand
     from pww.replica.outbox import Outbox
+    from pww.replica.plan import PhasePlan
+    from pww.replica.report import Report
     from pww.replica.session import Session
     from pww.trainer.api import Trainer
     from pww.trainer.ranks import Ranks
@@ -90,27 +95,19 @@ def _train(
     engine: "Callable[[Config, Corpus, Ranks], Trainer]",
 ) -> None:
     """Builds one rank's pieces, in the order of the data's way, and runs the loop over them."""
-    from pww.codec import codec_named
-    from pww.connect import Ends, Start, connect
+    from pww.config.one_replica import of_one
     from pww.data import prepare
     from pww.lease.space import BlockSpace
-    from pww.metrics import Metrics
     from pww.replica import loop
-    from pww.replica.durable import Durable
-    from pww.replica.gauges import Hardware, Meters
-    from pww.replica.outbox import Outbox
+    from pww.replica.groups import join_ranks
     from pww.replica.plan import PhasePlan
-    from pww.replica.report import Report
     from pww.trainer.corpora import on_every_rank
-    from pww.trainer.ranks import Ranks, init_ranks
-    from pww.wire import model_digest
 
     clock = SystemClock()
     log.info("%s: loading the engine, then %s", config.replica_id, config.data.name)
-    init_ranks(config)
-    ranks = Ranks()
-    stack.callback(ranks.close)
-    ranks.handle_signals()
+    place = join_ranks(config)
+    stack.callback(place.ranks.close)
+    place.ranks.handle_signals()
 
     def find_or_make() -> "dict[str, Corpus]":
         found = prepare(
@@ -121,18 +118,54 @@ def _train(
         )
         return {config.data.name: found}
 
-    (corpus,) = on_every_rank(ranks, find_or_make, cache=config.data.cache).values()
+    found = on_every_rank(place.everyone, find_or_make, cache=config.data.cache)
+    corpus = found[config.data.name]
     space = BlockSpace.of(corpus.manifest, config.darl)
     plan = PhasePlan.of(config, space)
     if space.num_blocks < plan.num_blocks:
         raise DataError(
             f"corpus {config.data.name} has {space.num_windows} windows, less than one phase of "
             f"diloco.inner_steps={config.diloco.inner_steps} x optim.batch_windows="
-            f"{config.optim.batch_windows}: lower one of them"
+            f"{config.optim.batch_windows}{_times(config)}: lower one of them"
         )
-    trainer = engine(config, corpus, ranks)
+    trainer = engine(of_one(config), corpus, place.ranks)
     stack.callback(trainer.close)
-    codec = codec_named(config.codec.name)
+    build = _alone if config.diloco.replicas == 1 else _together
+    hand, report = build(config, run, place, trainer, plan=plan, clock=clock, stack=stack)
+    loop.run(hand, trainer, report, plan=plan)
+    report.close()
+    if place.is_first:
+        summary = report.summary(ended=f"corpus {config.data.name} is exhausted")
+        try:
+            write_durably(run / paths.FINISHED, f"{summary}\n".encode())
+        except OSError as why:
+            raise CheckpointError(
+                f"cannot write {run / paths.FINISHED}: {why}; all is trained, make room and start "
+                "again to note it"
+            ) from why
+        print(summary, flush=True)
+
+
+def _times(config: Config) -> str:
+    k = config.diloco.replicas
+    return f" x diloco.replicas={k}" if k > 1 else ""
+
+
+def _alone(
+    config: Config, run: Path, place: "Allocation", trainer: "Trainer", *, plan: "PhasePlan",
+    clock: Clock, stack: ExitStack,
+) -> "tuple[Hand, Report]":  # fmt: skip
+    """One replica: an outbox, and both ends of its exchange."""
+    from pww.codec import codec_named
+    from pww.connect import Ends, Start, connect
+    from pww.metrics import Metrics
+    from pww.replica.durable import Durable
+    from pww.replica.gauges import Hardware, Meters
+    from pww.replica.outbox import Outbox
+    from pww.replica.report import Report
+    from pww.wire import model_digest
+
+    ranks, codec = place.ranks, codec_named(config.codec.name)
     outbox = Outbox(
         run, ranks=ranks, codec=codec, keep=config.checkpoint.keep, feedback=config.codec.feedback
     )
@@ -144,7 +177,7 @@ def _train(
         _write_seed(trainer, seed, ranks)
 
     start = Start(
-        space, model_digest(trainer.shapes()), seed, outbox.last,
+        plan.space, model_digest(trainer.shapes()), seed, outbox.last,
         "" if outbox.residual is None else outbox.residual.offer.delta,
     )  # fmt: skip
     built: list[Ends] = []
@@ -157,8 +190,7 @@ def _train(
         codec = codec_named(carriage.codec)
         outbox.encode_with(codec, feedback=carriage.feedback)
     if ranks.rank == 0:
-        size_bytes = sum(codec.size_bytes(tuple(shape)) for shape in trainer.shapes().values())
-        log.info("a delta is %.1f MB as %s", size_bytes / 1e6, codec.name)
+        log.info("a delta is %.1f MB as %s", _megabytes(trainer, codec), codec.name)
     metrics = None
     if ends is not None:
         metrics = Metrics(
@@ -186,18 +218,28 @@ def _train(
         cast("Session", ends and ends.session), cast("Exchange", ends and ends.exchange),
         outbox, report, plan=plan, ranks=ranks, clock=clock, overlap=config.diloco.overlap,
     )  # fmt: skip
-    loop.run(hand, trainer, report, plan=plan)
-    report.close()
-    if ranks.rank == 0:
-        summary = report.summary(ended=f"corpus {config.data.name} is exhausted")
-        try:
-            write_durably(run / paths.FINISHED, f"{summary}\n".encode())
-        except OSError as why:
-            raise CheckpointError(
-                f"cannot write {run / paths.FINISHED}: {why}; all is trained, make room and start "
-                "again to note it"
-            ) from why
-        print(summary, flush=True)
+    return hand, report
+
+
+def _together(
+    config: Config, run: Path, place: "Allocation", trainer: "Trainer", *, plan: "PhasePlan",
+    clock: Clock, stack: ExitStack,
+) -> "tuple[Hand, Report]":  # fmt: skip
+    """Several replicas, which exchange among themselves."""
+    from pww.allocate import together
+    from pww.codec import codec_named
+
+    is_new = not any((run / "checkpoints").glob("phase-??????"))
+    if place.everyone.most(int(is_new)) and place.replica == 0:
+        _write_seed(trainer, run / "theta0.safetensors", place.ranks)
+    if place.is_first:
+        codec = codec_named(config.codec.name)
+        log.info("a delta is %.1f MB as %s", _megabytes(trainer, codec), codec.name)
+    return together(config, run, place, trainer, plan=plan, clock=clock, stack=stack)
+
+
+def _megabytes(trainer: "Trainer", codec: "Codec") -> float:
+    return sum(codec.size_bytes(tuple(shape)) for shape in trainer.shapes().values()) / 1e6
 
 
 def _unsent(outbox: "Outbox") -> tuple[int, ...]:

@@ -33,7 +33,7 @@ def check(config: Config, *, at_fault: Callable[[str], bool] = lambda key: False
 
 
 def replicas_fit(config: Config) -> Iterator[str]:
-    """Replicas are equal blocks of ranks; and one allocation runs one of them for now."""
+    """Replicas are equal blocks of ranks, and take their outer step among themselves."""
     k, ranks = config.diloco.replicas, config.parallel.ranks
     if ranks % k:
         divisors = ", ".join(str(d) for d in range(1, ranks + 1) if ranks % d == 0)
@@ -41,10 +41,21 @@ def replicas_fit(config: Config) -> Iterator[str]:
             f"diloco.replicas={k}: must divide parallel.ranks={ranks}, so that replicas are equal "
             f"blocks of ranks; one of {divisors}"
         )
-    elif k > 1:
+    elif k > 1 and config.central.url != "none":
         yield (
-            f"diloco.replicas={k}: one allocation runs one replica in this version; "
-            "start replica=a and replica=b against one central instead"
+            f"diloco.replicas={k}: replicas of one allocation take the outer step among themselves "
+            "and hand nothing to a central; leave central.url out, or start replica=a and "
+            "replica=b against it"
+        )
+    elif k > 1 and config.central.keep_deltas:
+        yield (
+            f"central.keep_deltas=true: with diloco.replicas={k} deltas never leave their ranks; "
+            "leave it out"
+        )
+    if k == 1 and config.diloco.outer.device == "cpu":
+        yield (
+            "diloco.outer.device=cpu: with diloco.replicas=1 theta and momentum are on the disk, "
+            "not on a device; leave it out"
         )
 
 
@@ -241,7 +252,16 @@ def tokenizer_fits(config: Config) -> Iterator[str]:
 
 
 RULES = (
-    Rule(("diloco.replicas", "parallel.ranks"), replicas_fit),
+    Rule(
+        (
+            "diloco.replicas",
+            "parallel.ranks",
+            "central.url",
+            "central.keep_deltas",
+            "diloco.outer.device",
+        ),
+        replicas_fit,
+    ),
     Rule(("diloco.inner_steps", "optim.batch_windows", "darl.block_windows"), phases_are_blocks),
     Rule(("diloco.outer",), outer_fits),
     Rule(("diloco.norm_clip",), norm_clip_fits),

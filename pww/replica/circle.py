@@ -6,6 +6,7 @@ result has the same bits on every rank and in every run, which an all-reduce doe
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any, Protocol
 
 import torch
 from torch import distributed as dist
@@ -14,14 +15,33 @@ from pww.errors import TrainerError
 from pww.replica.blocks import Blocks
 
 
+class Group(Protocol):
+    """A process group or a bare backend: their methods are the same."""
+
+    def size(self) -> int:
+        """Ranks in it."""
+
+    def rank(self) -> int:
+        """This one's place."""
+
+    def allgather(self, output: Any, given: Any, /) -> dist.Work:
+        """Everybody's tensor, everywhere."""
+
+    def broadcast(self, tensors: Any, how: Any, /) -> dist.Work:
+        """One's tensor, everywhere."""
+
+
 class Circle:
     """A process group, or a rank by itself (`group` None); every method is collective."""
 
-    def __init__(self, group: dist.ProcessGroup | None, *, device: torch.device) -> None:
-        """`device` is where the group's backend wants its tensors: the CPU for gloo."""
+    def __init__(self, group: Group | None, *, device: torch.device) -> None:
+        """`device` is where the group's backend wants its tensors: the CPU for gloo.
+
+        The group's own methods are called, since torch's functions know registered groups only.
+        """
         self._group, self._device = group, device
-        self.size = 1 if group is None else dist.get_world_size(group)
-        self.place = 0 if group is None else dist.get_rank(group)
+        self.size = 1 if group is None else group.size()
+        self.place = 0 if group is None else group.rank()
 
     def gather(self, mine: torch.Tensor) -> list[torch.Tensor]:
         """Everybody's tensor, of the same shape and dtype, in order and where `mine` is."""
@@ -30,7 +50,7 @@ class Circle:
         sent = _bytes(mine.to(self._device))
         got = [torch.empty_like(sent) for _ in range(self.size)]
         with _together():
-            dist.all_gather(got, sent, group=self._group)
+            self._group.allgather([got], [sent]).wait()
         return [one.view(mine.dtype).view(mine.shape).to(mine.device) for one in got]
 
     def numbers(self, *mine: float) -> list[list[float]]:
@@ -45,14 +65,16 @@ class Circle:
         return [sum(column) for column in zip(*self.numbers(*values), strict=True)]
 
     @torch.no_grad()
-    def broadcast(self, tensor: torch.Tensor) -> None:
-        """Overwrites `tensor` with that of the first."""
+    def broadcast(self, tensor: torch.Tensor, *, source: int = 0) -> None:
+        """Overwrites `tensor` with that of `source`, the first unless it is given."""
         if self._group is None or tensor.numel() == 0:
             return
         sent = _bytes(tensor.detach().to(self._device))
+        how = dist.BroadcastOptions()
+        how.rootRank = source
         with _together():
-            dist.broadcast(sent, group_src=0, group=self._group)
-        if self.place:
+            self._group.broadcast([sent], how).wait()
+        if self.place != source:
             tensor.copy_(sent.view(tensor.dtype).view(tensor.shape))
 
 

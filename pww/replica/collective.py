@@ -12,7 +12,8 @@ start the next phase from theta_outer.
 
 import hashlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Literal, assert_never
 
 import torch
 from torch import nn
@@ -26,9 +27,11 @@ from pww.replica.buffers import buffers, merge_buffers
 from pww.replica.circle import Circle
 from pww.replica.live import Piece, pieces
 from pww.replica.tally import OuterReport, Tally
+from pww.trainer.shards import gather, parameters
 from pww.transport.fingerprint import PIECE
 
 log = logging.getLogger(__name__)
+Kind = Literal["theta", "momentum", "residual"]
 
 
 class Collective:
@@ -59,6 +62,7 @@ class Collective:
         self._model, self._inner, self._outer = model, inner, outer
         self._diloco, self._clock, self._codec = diloco, clock, codec
         self.round = 0
+        self.feedback = feedback  # what encoding loses is kept for the next delta
         self._theta: dict[str, torch.Tensor] = {}
         self._momentum: dict[str, torch.Tensor] = {}
         self._residual: dict[str, torch.Tensor] = {}
@@ -100,21 +104,26 @@ class Collective:
         Raises:
             TrainerError: the replicas are not at the same round, or theta would not be finite.
         """
-        began_s = self._clock.monotonic()
-        tally = self._tally(tokens, partial=partial)
+        tally = self.look(tokens, partial=partial)
         if self._outer.place == 0 and self._inner.place == 0:
             for replica in sorted(set(range(self._outer.size)) - set(tally.merged)):
                 log.warning(
                     "outer step %d: replica %d is left out, its phase is empty or not finite",
                     self.round + 1, replica,
                 )  # fmt: skip
+        return self.apply(tally)
+
+    @torch.no_grad()
+    def apply(self, tally: Tally) -> OuterReport:
+        """The step that `look` has prepared; raises as `step`."""
+        began_s = self._clock.monotonic()
         if tally.merged:
             self._merge(tally)
             merge_buffers(
                 self._model, inner=self._inner, outer=self._outer, tokens=tally.counted_tokens
             )
         else:
-            self._go_back()
+            self.go_back()
         self.round += 1
         return tally.report(
             outer_step=self.round, exchange_seconds=self._clock.monotonic() - began_s
@@ -128,6 +137,45 @@ class Collective:
         if not any(left for (left,) in self._outer.numbers(float(tokens))):
             return None
         return self.step(tokens, partial=True)
+
+    @torch.no_grad()
+    def go_back(self) -> None:
+        """The model holds theta_outer again: what was done since the last step is void."""
+        for piece in self._pieces():
+            piece.values.copy_(self._theta[piece.name])
+
+    @torch.no_grad()
+    def take(self, kind: Kind) -> None:
+        """What the model holds becomes theta, the momentum or this replica's residual."""
+        kept = self._kept(kind)
+        for piece in self._pieces():
+            kept[piece.name].copy_(piece.values)
+
+    @torch.no_grad()
+    def whole(self, kind: Kind, *, keep: bool) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+        """Collective over the replica: theta and another part as whole fp32 tensors on the CPU.
+
+        One parameter at a time, which holds the other part for a moment; where `keep` is false they
+        are empty. Exhaust it.
+        """
+        other = self._kept(kind)
+        named = zip(parameters(self._model), self._pieces(), strict=True)
+        for (name, parameter), piece in named:
+            piece.values.copy_(other[piece.name])
+            part = gather(parameter, keep=keep)
+            piece.values.copy_(self._theta[piece.name])
+            yield name, gather(parameter, keep=keep), part
+
+    def _kept(self, kind: Kind) -> dict[str, torch.Tensor]:
+        match kind:
+            case "theta":
+                return self._theta
+            case "momentum":
+                return self._momentum
+            case "residual":
+                return self._residual
+            case _:
+                assert_never(kind)
 
     def _pieces(self) -> list[Piece]:
         return list(pieces(self._model, ranks=self._inner.size))
@@ -146,8 +194,13 @@ class Collective:
                 "the same model and parallel settings"
             )
 
-    def _tally(self, tokens: int, *, partial: bool) -> Tally:
-        """Who takes part and how far each went, the same answer on every rank."""
+    @torch.no_grad()
+    def look(self, tokens: int, *, partial: bool) -> Tally:
+        """Who can take part and how far each went, the same answer on every rank.
+
+        Raises:
+            TrainerError: the replicas are not at the same round.
+        """
         moved = size = 0.0
         for piece in self._pieces():
             theta = self._theta[piece.name]
@@ -213,11 +266,6 @@ class Collective:
             for i in range(self._outer.size)
         ]
         return decoded, sum(values.nbytes for values in parts.values())
-
-    def _go_back(self) -> None:
-        """Nobody brought anything: the round is void, and all start it again."""
-        for piece in self._pieces():
-            piece.values.copy_(self._theta[piece.name])
 
 
 def _runs(tensor: torch.Tensor) -> list[slice]:

@@ -179,7 +179,7 @@ class Outbox:
                 residual_norm=left,
                 held_out_loss=-1.0 if held_out is None else held_out.loss,
                 held_out_tokens=0 if held_out is None else held_out.tokens,
-                held_out_sets=() if held_out is None else _sets(held_out),
+                held_out_sets=() if held_out is None else told_sets(held_out),
                 gauges=gauges,
             )
             offer = Offer(
@@ -324,7 +324,7 @@ class Outbox:
             shutil.rmtree(part, ignore_errors=True)
 
 
-def _sets(held_out: EvalResult) -> tuple[HeldOutSet, ...]:
+def told_sets(held_out: EvalResult) -> tuple[HeldOutSet, ...]:
     """The losses over other corpora that a message can tell."""
     return tuple(
         HeldOutSet(name=one.name, loss=one.loss, tokens=one.tokens)

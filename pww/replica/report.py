@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from rich.progress import (
     BarColumn,
@@ -21,8 +21,8 @@ from rich.progress import (
 from pww.clock import Clock
 from pww.log import console
 from pww.metrics import Metrics, perplexity, set_columns
+from pww.replica.entry import Entry
 from pww.replica.gauges import Hardware, Meters, columns
-from pww.replica.outbox import Entry, Outbox
 from pww.replica.plan import PhasePlan
 from pww.trainer.api import EvalResult, StepHook, Trainer
 from pww.transport.exchange import Theta
@@ -31,6 +31,14 @@ from pww.wire import Lease, Verdict
 log = logging.getLogger(__name__)
 PLAIN_LINE_S = 5.0
 SHORTEST_S = 1e-9
+
+
+class Phases(Protocol):
+    """Where the phases of the run are on disk: an outbox."""
+
+    @property
+    def last(self) -> Entry | None:
+        """The newest one."""
 
 
 @dataclass(slots=True)
@@ -57,7 +65,7 @@ class Report:
         run: Path,
         *,
         metrics: Metrics | None,
-        outbox: Outbox,
+        outbox: Phases,
         plan: PhasePlan,
         every_rounds: int,
         clock: Clock,
@@ -123,6 +131,7 @@ class Report:
         last = self._outbox.last
         before = 0 if last is None else last.tokens_total
         own = self._plan.space.num_span_windows(lease.span)
+        times = self._plan.replicas  # the others' steps are as ours, give or take a block
         self.meters.begins()
         at, at_s = 0, self._clock.monotonic()
 
@@ -132,9 +141,9 @@ class Report:
                 return
             now_s = self._clock.monotonic()
             self._metrics.row(
-                "train", step=step, round=theta.round, tokens=before + tokens, loss=loss, lr=lr,
-                phase_step=done, phase_steps=of,
-                tokens_per_s=(tokens - at) / max(now_s - at_s, SHORTEST_S),
+                "train", step=step, round=theta.round, tokens=before + times * tokens, loss=loss,
+                lr=lr, phase_step=done, phase_steps=of,
+                tokens_per_s=times * (tokens - at) / max(now_s - at_s, SHORTEST_S),
             )  # fmt: skip
             at, at_s = tokens, now_s
             reached = theta.committed_windows + ahead + own * done // of

@@ -44,6 +44,7 @@ class Tally:
     partial: bool
     counted_tokens: list[int]  # of every replica; 0: left out
     drifts: list[float]
+    moved: list[float]  # squared deltas of those that take part
     norms: list[float] = field(default_factory=list)
     delta_norm: float = 0.0
     num_bytes: int = 0
@@ -54,12 +55,13 @@ class Tally:
 
         Clipping goes by the deltas' norms before they are encoded.
         """
-        merged, norms, drifts = [], [], []
+        merged, norms, drifts, squares = [], [], [], []
         for replica, (_, tokens, _, moved, size) in enumerate(rows):
             norm = math.sqrt(moved) if moved >= 0 else math.nan
             if tokens > 0 and norm <= LARGEST:  # nan compares as false
                 merged.append(replica)
                 norms.append(norm)
+                squares.append(moved)
                 drifts.append(norm / math.sqrt(size) if size else 0.0)
         counted = [int(row[1]) if i in merged else 0 for i, row in enumerate(rows)]
         share: list[float] = []
@@ -69,7 +71,7 @@ class Tally:
                 norm_clips(norms, diloco.norm_clip),
             )  # fmt: skip
         partial = all(bool(rows[i][2]) for i in merged)
-        return cls(merged, share, partial, counted, drifts)
+        return cls(merged, share, partial, counted, drifts, squares)
 
     def measured(self, squares: Sequence[float], total: float, *, num_bytes: int) -> None:
         """Squared norms of the deltas as they came, and of their mean."""

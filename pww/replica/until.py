@@ -29,7 +29,7 @@ class Until:
         standing: Callable[[], Standing],
         failing: Callable[[], bool] = bool,
     ) -> None:
-        """Rank 0 alone asks `standing` of the lease, and `failing`: whether a delta cannot be sent."""
+        """Rank 0 alone asks `standing` of the lease, and `failing`: that a delta cannot be sent."""
         self._ranks, self._lease, self._clock = ranks, lease, clock
         self._standing, self._failing = standing, failing
         self.lost = self.failed = False

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
+from torch import nn
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +116,14 @@ class Trainer(Protocol):
 
     def close(self) -> None:
         """Ends the process groups so that the interpreter can exit cleanly."""
+
+
+class Live(Trainer, Protocol):
+    """A trainer whose parameters an outer step may change in place, shard by shard."""
+
+    @property
+    def module(self) -> nn.Module:
+        """The live model. Not collective."""
 
 
 class Stop(Protocol):
