@@ -165,8 +165,8 @@ class Report:
         yield
         self._saved_s = self._clock.monotonic() - start
 
-    def verdict(self, entry: Entry, verdict: Verdict) -> None:
-        """Counts and writes down what became of a delta."""
+    def verdict(self, entry: Entry, verdict: Verdict, *, sent_bytes: int = 0) -> None:
+        """Counts and writes down what became of a delta; `sent_bytes` if it was no payload."""
         self.totals.phases += 1
         self._tokens_total = self.totals.tokens = entry.tokens_total
         merged = verdict.outcome == "merged"
@@ -190,7 +190,7 @@ class Report:
             "step": entry.step, "round": verdict.round, "tokens": entry.tokens_total,
             "loss": told.pop("loss"), "base_round": entry.offer.base_round,
             "outcome": verdict.outcome, "reason": verdict.reason, "delta": entry.offer.delta,
-            "bytes_sent": entry.offer.payload.size_bytes,
+            "bytes_sent": entry.offer.payload.size_bytes or sent_bytes,
             "exchange_seconds": self.meters.exchange_s, "checkpoint_seconds": self._saved_s,
             "retries": 0, **added,
             "phase_tokens": told.pop("tokens"), **told,

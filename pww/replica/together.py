@@ -109,9 +109,9 @@ class Together:
         last = self._disk.last
         if last is not None:
             self._all.local(lambda: self._measured(last.offer))
+        self._prev = self._all.local(lambda: self._session.registered.last_merged)
         if self._disk.pending is not None:
             self._close(self._disk.pending)
-        self._prev = self._all.local(lambda: self._session.registered.last_merged) or self._prev
         self._collective.round = self._pull().round
         momentum = Path(self._all.local(lambda: str(self._books.momentum())))
         trainer.load(momentum)
@@ -239,16 +239,16 @@ class Together:
             return verdict.model_dump_json()
 
         verdict = Verdict.model_validate_json(self._all.local(close))
-        self._note(entry, verdict)
+        self._note(entry, verdict, sent_bytes=0 if received is None else received.bytes_sent)
         if verdict.outcome == "merged":
             self._prev = entry.offer.delta
         self._streak.count(entry, verdict)
         self._pull(received_bytes=0 if received is None else received.bytes_received)
 
-    def _note(self, entry: Entry, verdict: Verdict) -> None:
+    def _note(self, entry: Entry, verdict: Verdict, *, sent_bytes: int = 0) -> None:
         self._all.local(lambda: self._disk.settle(entry, verdict))
         self._disk.last = replace(entry, verdict=verdict)
-        self._report.verdict(entry, verdict)
+        self._report.verdict(entry, verdict, sent_bytes=sent_bytes)
 
     def _measured(self, offer: Offer) -> None:
         told = offer.metrics
