@@ -16,7 +16,7 @@ from pww import log as pww_log
 from pww.clock import Clock, SystemClock
 from pww.config import paths
 from pww.config.load import read_config
-from pww.config.schema import Config
+from pww.config.schema import Config, Images
 from pww.errors import CheckpointError, ConfigError, DataError, PwwError, Stopped
 from pww.folder import owned, write_durably
 from pww.launcher.process import die_with_parent
@@ -24,6 +24,7 @@ from pww.launcher.process import die_with_parent
 if TYPE_CHECKING:
     from pww.codec import Codec
     from pww.data import Corpus
+    from pww.lease.space import CorpusFacts
     from pww.replica.groups import Allocation
     from pww.replica.hand import Hand
     from pww.replica.outbox import Outbox
@@ -44,7 +45,7 @@ def torchtitan(config: Config, corpus: "Corpus", ranks: "Ranks") -> "Trainer":
     from pww.trainer.titan import TitanTrainer
 
     sets = on_every_rank(
-        ranks, lambda: open_sets(config, corpus, project=paths.PROJECT), cache=config.data.cache
+        ranks, lambda: open_sets(config, corpus, project=paths.PROJECT), cache=config.text.cache
     )
     return TitanTrainer(config, corpus, ranks=ranks, sets=sets)
 
@@ -95,13 +96,10 @@ def _train(
     engine: "Callable[[Config, Corpus, Ranks], Trainer]",
 ) -> None:
     """Builds one rank's pieces, in the order of the data's way, and runs the loop over them."""
-    from pww.config.one_replica import of_one
-    from pww.data import prepare
     from pww.lease.space import BlockSpace
     from pww.replica import loop
     from pww.replica.groups import join_ranks
     from pww.replica.plan import PhasePlan
-    from pww.trainer.corpora import on_every_rank
 
     clock = SystemClock()
     log.info("%s: loading the engine, then %s", config.replica_id, config.data.name)
@@ -109,18 +107,8 @@ def _train(
     stack.callback(place.ranks.close)
     place.ranks.handle_signals()
 
-    def find_or_make() -> "dict[str, Corpus]":
-        found = prepare(
-            config.data,
-            seq_len=config.model.seq_len,
-            vocab_multiple=config.model.vocab_multiple,
-            project=paths.PROJECT,
-        )
-        return {config.data.name: found}
-
-    found = on_every_rank(place.everyone, find_or_make, cache=config.data.cache)
-    corpus = found[config.data.name]
-    space = BlockSpace.of(corpus.manifest, config.darl)
+    facts, make = (_images if isinstance(config.data, Images) else _text)(config, place, engine)
+    space = BlockSpace.of(facts, config.darl)
     plan = PhasePlan.of(config, space)
     if space.num_blocks < plan.num_blocks:
         raise DataError(
@@ -128,7 +116,7 @@ def _train(
             f"diloco.inner_steps={config.diloco.inner_steps} x optim.batch_windows="
             f"{config.optim.batch_windows}{_times(config)}: lower one of them"
         )
-    trainer = engine(of_one(config), corpus, place.ranks)
+    trainer = make()
     stack.callback(trainer.close)
     build = _alone if config.diloco.replicas == 1 else _together
     hand, report = build(config, run, place, trainer, plan=plan, clock=clock, stack=stack)
@@ -144,6 +132,51 @@ def _train(
                 "again to note it"
             ) from why
         print(summary, flush=True)
+
+
+def _text(
+    config: Config, place: "Allocation", engine: "Callable[[Config, Corpus, Ranks], Trainer]"
+) -> "tuple[CorpusFacts, Callable[[], Trainer]]":
+    """The corpus, found or made by rank 0, and how its engine is built."""
+    from pww.config.one_replica import of_one
+    from pww.data import prepare
+    from pww.trainer.corpora import on_every_rank
+
+    data = config.text
+
+    def find_or_make() -> "dict[str, Corpus]":
+        found = prepare(
+            data,
+            seq_len=config.model.seq_len,
+            vocab_multiple=config.model.vocab_multiple,
+            project=paths.PROJECT,
+        )
+        return {data.name: found}
+
+    corpus = on_every_rank(place.everyone, find_or_make, cache=data.cache)[data.name]
+    return corpus.manifest, lambda: engine(of_one(config), corpus, place.ranks)
+
+
+def _images(
+    config: Config, place: "Allocation", engine: object
+) -> "tuple[CorpusFacts, Callable[[], Trainer]]":
+    """The images, read by every rank, and how a ResNet's engine is built."""
+    from pww.config.one_replica import of_one
+    from pww.data.images.gallery import open_gallery
+    from pww.trainer.vision import VisionTrainer
+
+    assert isinstance(config.data, Images)
+    fault: PwwError | None = None
+    try:
+        gallery = open_gallery(config.data, project=paths.PROJECT)
+    except DataError as why:
+        fault = why
+    place.everyone.agree_on_fault(fault)
+    if place.is_first:
+        log.info(
+            "trained on the %s, measured on the %s", gallery.train.source, gallery.measured.source
+        )
+    return gallery, lambda: VisionTrainer(of_one(config), gallery, ranks=place.ranks)
 
 
 def _times(config: Config) -> str:

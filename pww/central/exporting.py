@@ -12,10 +12,10 @@ from pww.central.generations import Generation, Generations
 from pww.central.huggingface import TOKENIZER, Facts, export
 from pww.config import paths
 from pww.config.load import read_config
-from pww.config.schema import Config, CustomModel, HfModel, Model, ShippedModel
+from pww.config.schema import Config, CustomModel, HfModel, ImageModel, Model, ShippedModel
 from pww.data.corpus import find
 from pww.data.manifest import Manifest, read_manifest
-from pww.errors import DataError, PwwError, StateError
+from pww.errors import ConfigError, DataError, PwwError, StateError
 
 log = logging.getLogger(__name__)
 EXPORT = "export"
@@ -84,6 +84,10 @@ def decoder(model: Model) -> Decoder:
         case ShippedModel(family="llama3"):
             head_dim = 64 if model.flavor == "1B" else 128  # torchtitan's sizes
             return Decoder("llama3", model.seq_len, head_dim=head_dim)
+        case ImageModel():
+            raise ConfigError(
+                [f"model={model.name}: only language models are exported; theta is in its run"]
+            )
         case CustomModel() | ShippedModel() | HfModel():
             return Decoder("qwen3", model.seq_len)
         case _:
@@ -98,7 +102,7 @@ def _tokenizer(config: Config) -> tuple[Manifest | None, Path | None]:
             manifest, tokenizer = read_manifest(path), path.with_name(TOKENIZER)
         else:
             corpus = find(  # and not `prepare`, which may take hours
-                config.data, seq_len=config.model.seq_len,
+                config.text, seq_len=config.model.seq_len,
                 vocab_multiple=config.model.vocab_multiple, project=paths.PROJECT,
                 command="python -m pww.data tokenize, and the words of the run",
             )  # fmt: skip

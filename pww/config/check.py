@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from pww.config import check_codec, check_model, check_site
-from pww.config.schema import Config
+from pww.config import check_codec, check_images, check_model, check_site
+from pww.config.schema import Config, Data, Images
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ def outer_fits(config: Config) -> Iterator[str]:
 
 def some_is_held_out(config: Config) -> Iterator[str]:
     """Only of other corpora may nothing be held out: nobody trains on them."""
-    if config.data.held_out == 0:
+    if isinstance(config.data, Data) and config.data.held_out == 0:
         yield (
             "data.held_out=0: nothing would be left to evaluate on; use more than 0, less than 0.5"
         )
@@ -241,6 +241,8 @@ def is_loopback(host: str) -> bool:
 def tokenizer_fits(config: Config) -> Iterator[str]:
     """Where the text comes from decides whether there are files."""
     data = config.data
+    if isinstance(data, Images):
+        return
     if data.kind == "pydocs" and data.files:
         yield "data.files: data.kind=pydocs reads no files; use []"
     if data.kind != "pydocs" and not data.files:
@@ -285,6 +287,11 @@ RULES = (
     Rule(("data.kind", "data.files", "data.roots", "data.column"), tokenizer_fits),
     *(
         Rule(keys, rule)
-        for keys, rule in (*check_codec.RULES, *check_model.RULES, *check_site.RULES)
+        for keys, rule in (
+            *check_codec.RULES,
+            *check_images.RULES,
+            *check_model.RULES,
+            *check_site.RULES,
+        )
     ),
 )

@@ -64,7 +64,7 @@ def tokenize(config: Config, words: Sequence[str]) -> int:
     log.setup(label="data")
     try:
         corpus = prepare(
-            config.data,
+            config.text,
             seq_len=config.model.seq_len,
             vocab_multiple=config.model.vocab_multiple,
             project=paths.PROJECT,
@@ -87,7 +87,7 @@ def show(config: Config, asked: Asked, *, command: str) -> int:
     from pww.data.shown import as_json, as_text
 
     corpus = find(
-        config.data,
+        config.text,
         seq_len=config.model.seq_len,
         vocab_multiple=config.model.vocab_multiple,
         project=paths.PROJECT,

@@ -8,25 +8,14 @@ lets only rank 0's statistics live on), then over the replicas by their tokens; 
 once. Integers, such as BatchNorm's count of batches, become the largest of all.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import nn
 
 from pww.errors import TrainerError
 from pww.replica.circle import Circle
-from pww.trainer.shards import WRAPPED
-
-
-def buffers(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every buffer that belongs to the model's state, once, in its order.
-
-    What a model computes itself (rotary tables, which are not persistent) is no state.
-    """
-    kept = model.state_dict().keys()
-    for name, buffer in model.named_buffers():
-        if name in kept:
-            yield name.replace(WRAPPED, ""), buffer
+from pww.trainer.shards import buffers
 
 
 @torch.no_grad()

@@ -23,11 +23,11 @@ from pww.codec import Codec
 from pww.config import schema
 from pww.errors import TrainerError
 from pww.outer import add_weighted_, get_optimizer
-from pww.replica.buffers import buffers, merge_buffers
+from pww.replica.buffers import merge_buffers
 from pww.replica.circle import Circle
 from pww.replica.live import Piece, pieces
 from pww.replica.tally import OuterReport, Tally
-from pww.trainer.shards import gather, parameters
+from pww.trainer.shards import buffers, gather, parameters
 from pww.transport.fingerprint import PIECE
 
 log = logging.getLogger(__name__)

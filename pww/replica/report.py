@@ -117,9 +117,10 @@ class Report:
                 "eval", step=trainer.step, round=theta.round, tokens=self._tokens_total,
                 loss=result.loss, perplexity=perplexity(result.loss),
                 held_out_tokens=result.tokens, state_hash=theta.state_hash,
-                evaluation_seconds=took_s, **set_columns(result.sets),
+                evaluation_seconds=took_s, **set_columns(result.sets), **_accuracy(result),
             )  # fmt: skip
             others = "".join(f", {one.name} {one.loss:.4f}" for one in result.sets)
+            others += "".join(f", accuracy {x:.2%}" for x in _accuracy(result).values())
             log.info("round %d: held-out loss %.4f%s", theta.round, result.loss, others)
         return result
 
@@ -261,6 +262,10 @@ class Report:
             f"  checkpoints  {self._run / 'checkpoints'}",
         ]
         return "\n".join(lines)
+
+
+def _accuracy(result: EvalResult) -> dict[str, float]:
+    return {} if math.isnan(result.accuracy) else {"accuracy": result.accuracy}
 
 
 def _measured(entry: Entry) -> dict[str, Any]:

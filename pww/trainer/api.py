@@ -4,6 +4,7 @@ All methods are collective: every rank of the replica calls them in the same ord
 means that only rank 0's argument is read, or only rank 0 gets the value.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +46,7 @@ class EvalResult:
     loss: float
     tokens: int
     sets: tuple[SetResult, ...] = ()
+    accuracy: float = math.nan  # share of images that are told right; nan: no images
 
 
 class StepHook(Protocol):

@@ -23,10 +23,10 @@ def open_sets(config: Config, corpus: Corpus, *, project: Path) -> Mapping[str, 
     """
     opened = {}
     for one in config.evaluation.sets:
-        data = config.data.model_copy(
+        data = config.text.model_copy(
             update={
                 "name": one.name, "kind": one.kind, "files": one.files,
-                "column": config.data.column if one.kind in HAVE_COLUMNS else DEFAULT_COLUMN,
+                "column": config.text.column if one.kind in HAVE_COLUMNS else DEFAULT_COLUMN,
                 "tokenizer": FileTokenizer(kind="file", path=str(corpus.tokenizer_file.resolve())),
                 "held_out": 0.0, "max_windows": config.evaluation.max_windows,
             }

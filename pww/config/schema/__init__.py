@@ -16,16 +16,19 @@ from pww.config.schema.codec import (
     RandomKCodec,
     TopKCodec,
 )
-from pww.config.schema.data import BpeTokenizer, Data, FileTokenizer
+from pww.config.schema.data import BpeTokenizer, Data, FileTokenizer, Images
 from pww.config.schema.model import (
     AdamW,
     CustomModel,
     HfModel,
+    ImageModel,
     InnerOptim,
+    LanguageModel,
     Model,
     Muon,
     Optim,
     Parallel,
+    Sgd,
     ShippedModel,
 )
 from pww.config.schema.outer import Darl, Diloco, Outer, Transport
@@ -52,9 +55,12 @@ __all__ = [
     "FileTokenizer",
     "Fraction",
     "HfModel",
+    "ImageModel",
+    "Images",
     "InPlace",
     "InnerOptim",
     "Keep",
+    "LanguageModel",
     "LossyCodec",
     "Metrics",
     "Model",
@@ -73,6 +79,7 @@ __all__ = [
     "Seconds",
     "Section",
     "Security",
+    "Sgd",
     "ShippedModel",
     "Site",
     "Slurm",

@@ -23,6 +23,7 @@ class Diloco(Section):
 
     replicas: Positive  # inside this allocation
     inner_steps: Positive  # H
+    recalibrate_bn: bool = False  # running statistics are estimated anew at theta, to evaluate it
     phase: Literal["fixed", "balanced"]  # H everywhere, or fewer steps where they take longer
     overlap: bool  # the next phase runs while a delta travels
     outer: Outer

@@ -50,7 +50,8 @@ def choices(group: str) -> list[str]:
     ("group", "choice"), [(g, c) for g in GROUPS for c in choices(g)], ids=lambda x: str(x)
 )
 def test_every_choice_composes(group: str, choice: str) -> None:
-    compose([f"{group}={choice}"])
+    images = {"digits": ["model=resnet_digits"], "cifar10": ["model=resnet18"]}
+    compose([f"{group}={choice}", *(images.get(choice, []) if group == "data" else [])])
 
 
 def test_the_groups_exist() -> None:
