@@ -127,6 +127,18 @@ def test_a_crash_anywhere_in_a_round(where: str, runs: Path) -> None:
     exactly_once(runs / name, 48)
 
 
+def test_a_resnet_of_two_replicas_comes_back_from_a_crash(runs: Path) -> None:
+    """Parameters to the bit, and the statistics, by which loss and accuracy are measured."""
+    assert codes(runs, "vision") == [[0] * 4]
+    assert codes(runs, "vision-crash")[1] == [0] * 4
+    equal(theta(runs / "vision-crash"), theta(runs / "vision"))
+    exactly_once(runs / "vision", 48)
+    exactly_once(runs / "vision-crash", 48)
+    one, other = (rows(runs / name, "eval")[-1] for name in ("vision", "vision-crash"))
+    assert (one["loss"], one["accuracy"]) == (other["loss"], other["accuracy"])
+    assert one["held_out_tokens"] == 60
+
+
 def test_residuals_come_back(runs: Path) -> None:
     assert codes(runs, "lossy") == [[0, 0]]
     assert codes(runs, "lossy-crash")[1] == [0, 0]

@@ -19,6 +19,7 @@ import torch._dynamo  # FSDP2 would import it once in every rank
 from forked import in_ranks
 from little import Little
 from tiny import SEQ_LEN, Never, Steps, TinyCorpus, tiny_config
+from vision_ranks import gallery
 
 from pww.allocate import together
 from pww.central import allocation_books
@@ -28,6 +29,7 @@ from pww.central.inprocess import InProcessExchange
 from pww.central.ledger import FILE, Ledger
 from pww.clock import SystemClock
 from pww.codec import codec_named
+from pww.config.load import compose
 from pww.config.one_replica import of_one
 from pww.config.schema import Config
 from pww.errors import PwwError
@@ -40,6 +42,7 @@ from pww.replica.session import Session
 from pww.trainer.ranks import Ranks, init_ranks
 from pww.trainer.titan import TitanTrainer
 from pww.trainer.titan_cpu import install
+from pww.trainer.vision import VisionTrainer
 from pww.transport.payload import write_theta
 from pww.wire import model_digest
 
@@ -49,6 +52,8 @@ CRASHED = 9
 
 def config_of(over: dict[str, Any]) -> Config:
     """2 steps of 4 windows a phase, blocks of 4 windows; the same rate all along."""
+    if over.get("model") == "resnet":
+        return IMAGES
     return tiny_config(
         {
             "parallel.kind": "ddp", "diloco.replicas": 2, "parallel.ranks": 2,
@@ -58,9 +63,9 @@ def config_of(over: dict[str, Any]) -> Config:
     )  # fmt: skip
 
 
-def space_of(windows: int) -> BlockSpace:
+def space_of(windows: int, *, targets: int = SEQ_LEN) -> BlockSpace:
     return BlockSpace(
-        num_windows=windows, block_windows=4, seed=3, epochs=1, window_tokens=SEQ_LEN + 1,
+        num_windows=windows, block_windows=4, seed=3, epochs=1, window_tokens=targets + 1,
         corpus="c" * 64,
     )  # fmt: skip
 
@@ -84,7 +89,8 @@ def train(run: Path, engine: Engine, windows: int, over: dict[str, Any]) -> None
             stack.callback(trainer.close)
             if place.replica == 0 and not (run / "checkpoints").exists():
                 write_seed(trainer, run / "theta0.safetensors", place.ranks)
-            plan = PhasePlan.of(config, space_of(windows))
+            targets = 1 if over.get("model") == "resnet" else SEQ_LEN
+            plan = PhasePlan.of(config, space_of(windows, targets=targets))
             hand, report = together(
                 config, run, place, trainer, plan=plan, clock=clock, stack=stack
             )
@@ -96,6 +102,10 @@ def train(run: Path, engine: Engine, windows: int, over: dict[str, Any]) -> None
 
 def titan(config: Config, place: Allocation) -> TitanTrainer:
     return TitanTrainer(of_one(config), TinyCorpus(), ranks=place.ranks)
+
+
+def vision(config: Config, place: Allocation) -> VisionTrainer:
+    return VisionTrainer(of_one(config), gallery(), ranks=place.ranks)
 
 
 def little(config: Config, place: Allocation) -> Little:
@@ -136,10 +146,10 @@ def diverging(config: Config, place: Allocation) -> Little:
     return Little(place.ranks, at_step=at_step)
 
 
-def crash_at(name: str) -> Engine:
+def crash_at(name: str, build: Engine = little) -> Engine:
     """Rank 0 dies instead of doing this to the books for the second time."""
 
-    def engine(config: Config, place: Allocation) -> Little:
+    def engine(config: Config, place: Allocation) -> Any:
         books, calls = allocation_books.AllocationBooks, []
         real = getattr(books, name)
 
@@ -150,11 +160,20 @@ def crash_at(name: str) -> Engine:
             return real(self, *args)
 
         setattr(books, name, instead)
-        return Little(place.ranks)
+        return build(config, place)
 
     return engine
 
 
+IMAGES = compose(
+    [
+        "model=resnet_digits", "parallel=ddp", "parallel.ranks=4", "site.ranks_per_node=4",
+        "diloco.replicas=2", "diloco.inner_steps=2", "diloco.recalibrate_bn=true",
+        "optim.batch_windows=4", "darl.block_windows=4", "metrics.wandb.mode=disabled",
+        "site.cores_per_rank=1", "site.name=local", "optim.lr=0.05",
+    ]
+)  # fmt: skip
+RESNET = {"model": "resnet", "parallel.ranks": 4}
 FSDP = {"parallel.kind": "fsdp", "parallel.ranks": 4, "parallel.shard_ranks": 4}
 LOSSY = {"codec": {"kind": "int4", "feedback": True}}
 RUNS: list[tuple[str, Engine, int, dict[str, Any]]] = [
@@ -171,6 +190,9 @@ RUNS: list[tuple[str, Engine, int, dict[str, Any]]] = [
     ("crash-close", little, 48, {}),
     ("dying", dying, 48, {}),
     ("diverging", diverging, 48, {}),
+    ("vision", vision, 48, RESNET),
+    ("vision-crash", crash_at("draft", vision), 48, RESNET),
+    ("vision-crash", vision, 48, RESNET),
     ("lossy", little, 48, LOSSY),
     ("lossy-crash", crash_at("draft"), 48, LOSSY),
     ("lossy-crash", little, 48, LOSSY),
