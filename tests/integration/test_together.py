@@ -14,6 +14,7 @@ from safetensors.numpy import load_file
 from pww.central.audit import audit
 from pww.log import read_json_lines
 
+pytestmark = pytest.mark.timeout(580)  # many runs of several ranks, once for all tests
 PROGRAM = Path(__file__).parent / "programs" / "together_ranks.py"
 ROOT = Path(__file__).parents[2]
 CRASHED = 9
@@ -25,7 +26,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("together")
     done = subprocess.run(
         [sys.executable, str(PROGRAM), str(folder)],
-        capture_output=True, text=True, timeout=290, check=False,
+        capture_output=True, text=True, timeout=560, check=False,
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
@@ -125,6 +126,18 @@ def test_a_crash_anywhere_in_a_round(where: str, runs: Path) -> None:
     equal(theta(runs / name), theta(runs / "whole"))
     equal(theta(runs / name, "momentum"), theta(runs / "whole", "momentum"))
     exactly_once(runs / name, 48)
+
+
+def test_a_disk_that_is_full_for_one_replica(runs: Path) -> None:
+    """Every rank says which file; what was there before is gone on from."""
+    first, then = codes(runs, "full")
+    assert (first, then) == ([1, 1], [0, 0])
+    for rank in range(2):
+        said = (runs / "full" / f"said-{rank}").read_text()
+        assert said.startswith("CheckpointError: cannot write ")
+        assert "phase-000001.part/inner/1: No space left on device" in said
+    equal(theta(runs / "full"), theta(runs / "whole"))
+    exactly_once(runs / "full", 48)
 
 
 def test_a_resnet_of_two_replicas_comes_back_from_a_crash(runs: Path) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+pytestmark = pytest.mark.timeout(580)  # many runs of several ranks, once for all tests
 PROGRAM = Path(__file__).parent / "programs" / "vision_ranks.py"
 ROOT = Path(__file__).parents[2]
 
@@ -20,7 +21,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("vision")
     done = subprocess.run(
         [sys.executable, str(PROGRAM), str(folder)],
-        capture_output=True, text=True, timeout=290, check=False,
+        capture_output=True, text=True, timeout=560, check=False,
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]

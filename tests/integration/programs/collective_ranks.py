@@ -1,4 +1,4 @@
-"""collective_ranks.py FOLDER: the collective outer step on real gloo groups of 2, 4 and 8 ranks.
+"""collective_ranks.py FOLDER: the collective outer step on real gloo groups of 2, 4, 6 and 8 ranks.
 
 Every rank runs every scenario of `SCENARIOS` that fits its number of ranks, and writes what failed
 to FOLDER/RANKS-RANK.json: {scenario: "" or a traceback}; FOLDER/codes.json has the exit codes, and
@@ -30,6 +30,10 @@ SCENARIOS: dict[str, tuple[tuple[int, ...], Callable[[], None]]] = {
     **{
         f"synchronous-{k}-fsdp-of-8": ((8,), lambda k=k: laws.synchronous(k, "fsdp"))
         for k in (1, 2)
+    },
+    **{  # 7 rows over the 3 ranks of a replica
+        f"{law.__name__}-fsdp-of-6": ((6,), lambda law=law: law(2, "fsdp"))
+        for law in (laws.nesterov_is_torchs, cases.sharded_norms)
     },
     **{f"norms-{k}": ((4,), lambda k=k: cases.norms(k)) for k in (2, 4)},
     **{f"pinned_bits-{c}": ((4,), lambda c=c: laws.pinned_bits(c)) for c in ("none", "fp32")},
@@ -77,6 +81,6 @@ def killed() -> None:
 
 if __name__ == "__main__":
     where = Path(sys.argv[1])
-    codes = {str(ranks): in_ranks(ranks, lambda: main(where)) for ranks in (2, 4, 8)}
+    codes = {str(ranks): in_ranks(ranks, lambda: main(where)) for ranks in (2, 4, 6, 8)}
     codes["killed"] = in_ranks(4, killed)
     (where / "codes.json").write_text(json.dumps(codes))

@@ -32,7 +32,7 @@ from pww.codec import codec_named
 from pww.config.load import compose
 from pww.config.one_replica import of_one
 from pww.config.schema import Config
-from pww.errors import PwwError
+from pww.errors import CheckpointError, PwwError
 from pww.lease.space import BlockSpace
 from pww.replica import loop
 from pww.replica.groups import Allocation, join_ranks
@@ -133,6 +133,20 @@ def dying(config: Config, place: Allocation) -> Little:
     return Little(place.ranks, at_step=at_step)
 
 
+class Full(Little):
+    """Cannot write its second inner state."""
+
+    def save_inner(self, folder: Path) -> None:
+        if self.phases == 2 and self._ranks.rank == 0:
+            raise CheckpointError(f"cannot write {folder}: No space left on device")
+        super().save_inner(folder)
+
+
+def full(config: Config, place: Allocation) -> Little:
+    """The second replica's disk is full."""
+    return Full(place.ranks) if place.replica == 1 else Little(place.ranks)
+
+
 def diverging(config: Config, place: Allocation) -> Little:
     """The second replica goes to nan once, in its second phase."""
     once = [True]
@@ -188,6 +202,8 @@ RUNS: list[tuple[str, Engine, int, dict[str, Any]]] = [
     ("crash-draft", little, 48, {}),
     ("crash-close", crash_at("close"), 48, {}),
     ("crash-close", little, 48, {}),
+    ("full", full, 48, {}),
+    ("full", little, 48, {}),
     ("dying", dying, 48, {}),
     ("diverging", diverging, 48, {}),
     ("vision", vision, 48, RESNET),
