@@ -23,6 +23,7 @@ from pww.replica.report import Report
 from pww.replica.session import Session
 from pww.replica.together import Books, Together
 from pww.replica.together_disk import Checkpoints, inner_of
+from pww.rows import Left, take_back
 from pww.trainer.api import Live, Trainer
 from pww.wire import model_digest
 
@@ -72,21 +73,25 @@ def together(
         codec=None if config.codec.name == "fp32" else codec, feedback=feedback,
         device=_device(config),
     )  # fmt: skip
-    metrics = None
+    metrics, left = None, Left()
     if built:
         session = built[0][0]
+        left = take_back(run / "metrics.jsonl", after=0 if disk.last is None else disk.last.step)
         metrics = Metrics(
-            run, project=config.metrics.wandb.project, group=session.run, name=run.name,
-            wandb_id=paths.wandb_id(run), mode=config.metrics.wandb.mode,
+            run,
+            project=config.metrics.wandb.project,
+            group=session.run,
+            name=run.name,
+            wandb_id=paths.wandb_id(run),
+            mode=config.metrics.wandb.mode,
             config=config.model_dump(mode="json"),
-            from_step=0 if disk.last is None else disk.last.step,
-        )  # fmt: skip
+        )
         stack.callback(metrics.close)
         stack.callback(lambda: session.leave(_unsent(disk)))
     report = Report(
         run, metrics=metrics, outbox=disk, plan=plan,
         every_rounds=config.evaluation.every_rounds, clock=clock,
-        meters=Meters(Hardware.of(config), clock=clock),
+        meters=Meters(Hardware.of(config), clock=clock), left=left,
     )  # fmt: skip
     stack.callback(report.close)
     hand = Together(

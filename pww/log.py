@@ -125,7 +125,7 @@ def _numbers(value: object) -> object:
 def read_json_lines(path: Path, *, last_bytes: int | None = None) -> list[dict[str, object]]:
     """Every whole row of a file that `JsonLines` wrote; [] when there is none; torn lines are left
     out. With `last_bytes` only the rows in that many bytes at its end. A number that is not finite
-    is a float again.
+    is a float again, and so is a text that is spelled like one.
     """
     if not path.exists():
         return []

@@ -4,15 +4,12 @@ One object a line with `split` (train | eval | outer | residual), `step`, `round
 then what else is known.
 """
 
-import json
 import logging
 import math
-import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from pww.folder import write_durably
 from pww.log import JsonLines
 
 log = logging.getLogger(__name__)
@@ -25,9 +22,8 @@ Split = Literal["train", "eval", "outer", "residual"]
 class Metrics:
     """Appends rows to `folder/metrics.jsonl` and mirrors them to wandb.
 
-    A resumed run keeps its rows and its wandb id (`wandb_id`, any string that is stable across
-    requeues), but for the train rows later than `from_step`: of a phase that was cut off, whose
-    steps are done again.
+    A resumed run keeps its rows (but for those that `rows.take_back` drops) and its wandb id
+    (`wandb_id`, any string that is stable across requeues).
     """
 
     def __init__(
@@ -40,9 +36,7 @@ class Metrics:
         wandb_id: str,
         mode: Literal["offline", "online", "disabled"],
         config: Mapping[str, object],
-        from_step: int = sys.maxsize,
     ) -> None:
-        _drop_train_rows(folder / "metrics.jsonl", after=from_step)
         self._lines = JsonLines(folder / "metrics.jsonl")
         self._lossy = False  # the disk refused a row; training goes on without
         self._wandb: Any = None
@@ -83,28 +77,6 @@ class Metrics:
             except Exception as fault:
                 log.warning("wandb did not finish: %s", fault)
             self._wandb = None
-
-
-def _drop_train_rows(path: Path, *, after: int) -> None:
-    """Replaces the file by one without those rows, if there are any; the disk may refuse it."""
-    try:
-        lines = path.read_bytes().splitlines(keepends=True)
-        kept = [line for line in lines if not _is_later(line, after)]
-        if len(kept) < len(lines):
-            write_durably(path, b"".join(kept))
-    except FileNotFoundError:
-        return
-    except OSError as fault:
-        log.warning("rows of a phase that was cut off stay in metrics.jsonl: %s", fault)
-
-
-def _is_later(line: bytes, after: int) -> bool:
-    """Whether it is a train row of a later step; what a crash tore is none."""
-    try:
-        row = json.loads(line)
-    except ValueError:
-        return False
-    return isinstance(row, dict) and row.get("split") == "train" and row["step"] > after
 
 
 def perplexity(loss: float) -> float:

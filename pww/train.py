@@ -9,35 +9,22 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from pww.clock import SystemClock
+from pww.clock import Clock, SystemClock
 from pww.config import paths
+from pww.config.check_given import without_effect
 from pww.config.load import run_app
-from pww.config.schema import Config
+from pww.config.schema import Config, HfModel
 from pww.config.shorthand import with_tokenizer
 from pww.errors import ConfigError
 
 
 def main(config: Config) -> int:
     """Runs the replica to its end and returns the exit code."""
-    from pww.launcher import batch, process, runs
+    from pww.launcher import process, runs
 
     clock = SystemClock()
-    queue = config.site.queue
     if config.dry:
-        if queue.kind == "slurm":
-            config = runs.named(config, clock)
-            print(batch.script(config, queue))
-            print(batch.summary(config, queue), file=sys.stderr)
-        else:
-            if config.resume in (runs.NONE, runs.AUTO):
-                what = f"make its folder in {paths.shown(paths.PROJECT / config.run.root)}"
-            else:
-                what = f"go on in {paths.shown(Path(config.resume))}"
-            print(
-                f"dry: nothing was started. {config.replica_id}, {config.parallel.ranks} rank(s), "
-                f"would {what} and train on {config.data.name} here"
-            )
-        return 0
+        return _dry(config, clock)
     if config.resume == runs.AUTO:
         print("resume=auto: no unfinished run of this replica; a new one", file=sys.stderr)
     config, folder = runs.claim(config, clock)
@@ -52,6 +39,34 @@ def main(config: Config) -> int:
         clock=clock,
         killed=killed,
     )
+
+
+def _dry(config: Config, clock: Clock) -> int:
+    """Says what would be done, and what is not there for it.
+
+    Raises:
+        ConfigError: the run would end before its first step.
+    """
+    from pww.launcher import batch, runs
+    from pww.launcher.missing import missing
+
+    queue = config.site.queue
+    if queue.kind == "slurm":
+        config = runs.named(config, clock)
+        print(batch.script(config, queue))
+        print(batch.summary(config, queue), file=sys.stderr)
+    else:
+        if config.resume in (runs.NONE, runs.AUTO):
+            what = f"make its folder in {paths.shown(paths.PROJECT / config.run.root)}"
+        else:
+            what = f"go on in {paths.shown(Path(config.resume))}"
+        print(
+            f"dry: nothing was started. {config.replica_id}, {config.parallel.ranks} rank(s), "
+            f"would {what} and train on {config.data.name} here"
+        )
+    if faults := missing(config, clock):
+        raise ConfigError([f"dry: it would not train: {fault}" for fault in faults])
+    return 0
 
 
 def command(folder: Path, *, ranks: int) -> list[str]:
@@ -69,6 +84,7 @@ def settle(config: Config, given: frozenset[str]) -> Config:
     """
     from pww.launcher import runs
 
+    config = _placed(config)
     faults: list[str] = []
     if config.site.queue.kind == "slurm" and not config.dry:
         faults.append(
@@ -84,6 +100,8 @@ def settle(config: Config, given: frozenset[str]) -> Config:
         config = runs.settle(config, given)
     except ConfigError as error:
         faults += error.faults
+    else:
+        faults += without_effect(config, given)
     if config.diloco.overlap and config.central.url == "none":
         faults.append(
             "diloco.overlap=true: a replica alone has no network to hide and would only use each "
@@ -92,6 +110,15 @@ def settle(config: Config, given: frozenset[str]) -> Config:
     if faults:
         raise ConfigError(faults)
     return config
+
+
+def _placed(config: Config) -> Config:
+    """A model's folder by its whole path: its run may go on from wherever somebody resumes it."""
+    model = config.model
+    if not isinstance(model, HfModel) or not Path(model.config).is_dir():
+        return config
+    whole = model.model_copy(update={"config": str(Path(model.config).absolute())})
+    return config.model_copy(update={"model": whole})
 
 
 def start(argv: Sequence[str]) -> int:

@@ -196,6 +196,7 @@ def _alone(
     from pww.replica.gauges import Hardware, Meters
     from pww.replica.outbox import Outbox
     from pww.replica.report import Report
+    from pww.rows import Left, take_back
     from pww.wire import model_digest
 
     ranks, codec = place.ranks, codec_named(config.codec.name)
@@ -224,8 +225,11 @@ def _alone(
         outbox.encode_with(codec, feedback=carriage.feedback)
     if ranks.rank == 0:
         log.info("a delta is %.1f MB as %s", _megabytes(trainer, codec), codec.name)
-    metrics = None
+    metrics, left = None, Left()
     if ends is not None:
+        left = take_back(
+            run / "metrics.jsonl", after=0 if outbox.last is None else outbox.last.step
+        )
         metrics = Metrics(
             run,
             project=config.metrics.wandb.project,
@@ -234,7 +238,6 @@ def _alone(
             wandb_id=paths.wandb_id(run),
             mode=config.metrics.wandb.mode,
             config=config.model_dump(mode="json"),
-            from_step=0 if outbox.last is None else outbox.last.step,
         )
         stack.callback(metrics.close)
         stack.callback(lambda: ends.close(_unsent(outbox)))  # the goodbye first: wandb may be slow
@@ -244,6 +247,7 @@ def _alone(
         meters=None if ends is None else Meters(
             Hardware.of(config), clock=clock, transfers=ends.transfers, sent=ends.sent
         ),
+        left=left,
     )  # fmt: skip
     stack.callback(report.close)
     hand = Durable(

@@ -1,5 +1,9 @@
 """What the tests of real processes share: a copy of the project to run in, and children that never
 outlive a test.
+
+`project` starts them as a user does. `nursed` has them forked from a process that has imported all
+that they need (programs/nursery.py): three quarters of a start are imports, so that is for tests of
+what processes do with one another, whatever started them.
 """
 
 import os
@@ -13,22 +17,37 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 CLOSED_FORM = ROOT / "tests" / "programs" / "closed_form_site.py"
+sys.path.insert(0, str(ROOT / "tests" / "programs"))
+
+from births import Born, Nursery  # noqa: E402
 
 
 @dataclass
 class Child:
     """A process in a group of its own, its output in a file."""
 
-    process: subprocess.Popen
+    process: subprocess.Popen | Born
     log: Path
+    since: int = 0  # bytes that earlier ones had written to its log
+
+    @property
+    def code(self) -> int | None:
+        """Its exit code; None while it runs."""
+        return self.process.poll()
 
     def text(self) -> str:
+        """What it said, after what others of its name did."""
         return self.log.read_text(errors="replace")
+
+    def said(self) -> str:
+        """What it said itself."""
+        return self.log.read_bytes()[self.since :].decode(errors="replace")
 
     def signal(self, number: int) -> None:
         """To the whole group, as a terminal or a queue does it."""
@@ -49,8 +68,8 @@ class Child:
         """Returns when `ready()` is true; fails when the process ends or the time is up first."""
         end = time.monotonic() + timeout_s
         while not ready():
-            if self.process.poll() is not None:
-                pytest.fail(f"ended with {self.process.returncode}:\n{self.text()[-3000:]}")
+            if self.code is not None and not ready():
+                pytest.fail(f"ended with {self.code}:\n{self.text()[-3000:]}")
             if time.monotonic() > end:
                 pytest.fail(f"nothing after {timeout_s} s:\n{self.text()[-3000:]}")
             time.sleep(0.02)
@@ -87,6 +106,24 @@ class Project:
         )  # fmt: skip
 
 
+@dataclass
+class NursedProject(Project):
+    """The same, its commands forked from a nursery that has imported what they import."""
+
+    nursery: Nursery = field(kw_only=True)
+
+    def start(self, *command: str, name: str, **env: str) -> Child:
+        log = self.folder / f"{name}.log"
+        log.touch()
+        since = log.stat().st_size
+        process = self.nursery.start(*command, out=log, **{**self.env, **env})
+        self.children.append(Child(process, log, since))
+        return self.children[-1]
+
+    def run(self, *command: str, timeout_s: float = 180) -> subprocess.CompletedProcess[str]:
+        return self.nursery.run(*command, folder=self.folder, timeout_s=timeout_s, **self.env)
+
+
 def _environment(folder: Path) -> dict[str, str]:
     keep = {k: v for k, v in os.environ.items() if not k.startswith(("PWW_", "WANDB_", "RANK"))}
     return {**keep, "PYTHONPATH": str(folder), "PYTHONUNBUFFERED": "1"}
@@ -97,7 +134,7 @@ def project_copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tree that a user would clone, without history and outputs."""
     folder = tmp_path_factory.mktemp("clone")
     for name in ("conf", "pww", "launch"):
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / name, folder / name)  # what is compiled goes along
     for name in ("README.md", "pyproject.toml"):
         shutil.copy(ROOT / name, folder / name)
     (folder / "outputs").mkdir()
@@ -107,7 +144,28 @@ def project_copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def project(project_copy: Path) -> Iterator[Project]:
     """The copy, with every child killed afterwards; a tokenised corpus is shared between tests."""
-    made = Project(project_copy, _environment(project_copy))
+    yield from _cleared(Project(project_copy, _environment(project_copy)))
+
+
+@pytest.fixture(scope="session")
+def nursery(project_copy: Path) -> Iterator[Nursery]:
+    """A nursery in the copy."""
+    made = Nursery(project_copy, _environment(project_copy))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def nursed(project_copy: Path, nursery: Nursery) -> Iterator[NursedProject]:
+    """`project`, its processes from the nursery."""
+    made = NursedProject(project_copy, _environment(project_copy), nursery=nursery)
+    yield from _cleared(made)
+
+
+P = TypeVar("P", bound=Project)
+
+
+def _cleared(made: P) -> Iterator[P]:
     before = set(made.outputs.iterdir())
     yield made
     for child in made.children:
@@ -115,7 +173,7 @@ def project(project_copy: Path) -> Iterator[Project]:
     for path in set(made.outputs.iterdir()) - before:
         if path.name != "data":
             shutil.rmtree(path)
-    for log in project_copy.glob("*.log"):
+    for log in made.folder.glob("*.log"):
         log.unlink()
 
 

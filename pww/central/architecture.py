@@ -1,8 +1,9 @@
-"""Torchtitan's dense decoders as `transformers` knows them: names, config, the order of rows.
+"""Our models as `transformers` knows them: names, config, the order of rows.
 
-Sizes are read off the tensors; only what no shape tells comes from the configuration. Torchtitan's
-Llama turns neighbouring pairs of a head's rows by their position, transformers' the two halves of a
-head; so the rows of its queries and keys are sorted anew. Qwen3 turns halves on both sides.
+Sizes of torchtitan's dense decoders are read off the tensors; only what no shape tells comes from
+the configuration. Torchtitan's Llama turns neighbouring pairs of a head's rows by their position,
+transformers' the two halves of a head; so the rows of its queries and keys are sorted anew. Qwen3
+turns halves on both sides.
 """
 
 import re
@@ -56,6 +57,17 @@ class Decoder:
     head_dim: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class OwnModel:
+    """A model that transformers has made itself: names and rows are its own already."""
+
+    config: Mapping[str, Any]  # its config.json
+    prefix: str  # what stands before its names
+
+
+Kind = Decoder | OwnModel
+
+
 def their_name(name: str) -> str:
     """What transformers calls a tensor.
 
@@ -72,30 +84,34 @@ def their_name(name: str) -> str:
     return known if number is None else known.format(number.group())
 
 
-def their_names(shapes: Shapes) -> dict[str, str]:
+def their_names(shapes: Shapes, kind: Kind) -> dict[str, str]:
     """Every tensor's name there; the one weight of a tied model is the embedding's."""
+    if isinstance(kind, OwnModel):
+        return {name: name.removeprefix(kind.prefix) for name in shapes}
     names = {name: their_name(name) for name in shapes}
     if EMBEDDING not in names and HEAD in names:
         names[HEAD] = NAMES[EMBEDDING]
     return names
 
 
-def their_rows(name: str, tensor: torch.Tensor, decoder: Decoder) -> torch.Tensor:
+def their_rows(name: str, tensor: torch.Tensor, decoder: Kind) -> torch.Tensor:
     """A tensor with its rows in their order."""
-    if decoder.family == "qwen3" or not name.endswith(TURNED):
+    if isinstance(decoder, OwnModel) or decoder.family == "qwen3" or not name.endswith(TURNED):
         return tensor
     rows, dim = tensor.shape
     pairs = tensor.view(rows // decoder.head_dim, decoder.head_dim // 2, 2, dim)
     return pairs.transpose(1, 2).reshape(rows, dim)
 
 
-def architecture(shapes: Shapes, decoder: Decoder) -> dict[str, Any]:
+def architecture(shapes: Shapes, decoder: Kind) -> dict[str, Any]:
     """`config.json` of a model with these tensors; it names no token.
 
     Raises:
         StateError: it is none that is known here.
     """
-    names = their_names(shapes)
+    if isinstance(decoder, OwnModel):
+        return {**decoder.config, "torch_dtype": "float32"}
+    names = their_names(shapes, decoder)
     layer = {n.removeprefix(LAYER): shape for n, shape in shapes.items() if n.startswith(LAYER)}
     try:
         rows, dim = shapes[EMBEDDING if EMBEDDING in shapes else HEAD]

@@ -1,7 +1,7 @@
 """The blob store over HTTP: short requests, bounded memory, every name checked (`blob_wire`).
 
 A plain ASGI app, which takes pieces straight from the socket where the server lends it. Bytes are
-moved in bites of half a megabyte by threads, which read or write one while the loop sends or
+moved in bites of a megabyte by threads, which read or write one while the loop sends or
 receives the next. Whoever asks for more than `/health` is checked at the door before anything of
 the request is read. A client that stops in the middle is hung up on.
 """
@@ -22,7 +22,7 @@ from pww.central.strangers import Strangers
 from pww.clock import Clock
 from pww.errors import PwwError, Refused
 from pww.transport.blob_range import read_range
-from pww.transport.blob_wire import ABSENT, BUSY, CRC, FULL, etag
+from pww.transport.blob_wire import ABSENT, BEGIN_AGAIN, BUSY, CRC, FULL, etag
 from pww.transport.raw_body import BITE, Gone, RawBody, take_body
 from pww.wire import Refusal
 
@@ -98,7 +98,8 @@ class BlobApp:
                 status = {"unauthorised": 401, "too_many": 429}.get(fault.code, 400)
                 return status, _refusal(str(fault), fault.code, fault.retry_after_s)
             case BlobFault():
-                self._strangers.note(peer, f"{fault.status}", str(fault))
+                if fault.status != BEGIN_AGAIN:  # what a client of ours is told now and then
+                    self._strangers.note(peer, f"{fault.status}", str(fault))
                 code = "too_large" if fault.status == 413 else "bad_request"
                 return fault.status, _refusal(str(fault), code)
             case PwwError() | OSError():

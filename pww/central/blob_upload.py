@@ -72,30 +72,33 @@ class Upload:
                 raise _over()
             if self._file.has(number):
                 return None
+            self._replace(number)
             start, stop = self._file.span(number)
             self._writers[number] = PieceWriter(self, number, start, stop - start)
             return self._writers[number]
 
     def write(self, writer: "PieceWriter", data: Data, offset: int) -> None:
         """Writes for the newest writer of a piece. Raises as `PieceWriter.write`."""
-        with self._lock:
-            self._must_be_newest(writer)
+        with writer.lock:
+            if not writer.newest:
+                raise self._not_newest(writer)
             with no_room():
                 self._file.write(data, offset)
 
     def finish(self, writer: "PieceWriter") -> None:
         """Counts a piece that was found right. Raises as `PieceWriter.finish`."""
         with self._lock:
-            self._must_be_newest(writer)
+            if not writer.newest:
+                raise self._not_newest(writer)
             with no_room():
                 self._file.finish(writer.number)
-            del self._writers[writer.number]
+            self._replace(writer.number)
 
     def drop(self, writer: "PieceWriter") -> None:
         """Forgets a writer whose piece did not come."""
         with self._lock:
             if self._writers.get(writer.number) is writer:
-                del self._writers[writer.number]
+                self._replace(writer.number)
 
     def advance(self) -> None:
         """Hashes what can be hashed by now; for a thread that has nothing better to do."""
@@ -136,18 +139,25 @@ class Upload:
         self._file.close()
 
     def _end(self) -> None:
-        with self._lock:  # nobody is in the middle of a write
+        with self._lock:
             self._open = False
-            self._writers.clear()
+            for number in list(self._writers):
+                self._replace(number)
 
-    def _must_be_newest(self, writer: "PieceWriter") -> None:
+    def _replace(self, number: int) -> None:
+        """Whoever takes a piece in writes no more of it, nor is in the middle of a write."""
+        old = self._writers.pop(number, None)
+        if old is not None:
+            with old.lock:
+                old.newest = False
+
+    def _not_newest(self, writer: "PieceWriter") -> BlobFault:
         if not self._open:
-            raise _over()
-        if self._writers.get(writer.number) is not writer:
-            raise BlobFault(
-                f"piece {writer.number} was begun again by a later request: this one is over",
-                status=BEGIN_AGAIN,
-            )
+            return _over()
+        return BlobFault(
+            f"piece {writer.number} was begun again by a later request: this one is over",
+            status=BEGIN_AGAIN,
+        )
 
 
 class PieceWriter:
@@ -156,6 +166,8 @@ class PieceWriter:
     def __init__(self, upload: Upload, number: int, start: int, size_bytes: int) -> None:
         self._upload, self.number, self.size_bytes = upload, number, size_bytes
         self._start, self._got, self._crc = start, 0, 0
+        self.lock, self.newest = threading.Lock(), True
+        """Pieces of an upload are written beside each other, and each by one writer."""
 
     def write(self, bites: Sequence[Data]) -> None:
         """The next bytes.

@@ -135,7 +135,7 @@ def serve_coordinator(config: Config, folder: Path, stop: threading.Event, *, cl
         paths.freeze(config, folder)  # the aggregator compares its own with it
         server = BooksServer(books, feed, path=path_in(state), clock=clock)
         stack.callback(server.close)
-        app = CoordinatorApp(books, door)
+        app = CoordinatorApp(books, door, clock=clock)
         stack.callback(app.close)
         stack.callback(ports.stop)  # nothing comes in when what answers is taken down
         server.start()

@@ -5,17 +5,19 @@ import logging
 from pathlib import Path
 from typing import assert_never
 
-from pww.central.architecture import Decoder
+from pww.central.architecture import Decoder, Kind
 from pww.central.audit import reading
 from pww.central.final import FOLDER
 from pww.central.generations import Generation, Generations
 from pww.central.huggingface import TOKENIZER, Facts, export
+from pww.central.ledger import FILE
 from pww.config import paths
 from pww.config.load import read_config
 from pww.config.schema import Config, CustomModel, HfModel, ImageModel, Model, ShippedModel
 from pww.data.corpus import find
 from pww.data.manifest import Manifest, read_manifest
-from pww.errors import ConfigError, DataError, PwwError, StateError
+from pww.errors import DataError, PayloadError, PwwError, StateError
+from pww.transport.tensorfile import TensorReader
 
 log = logging.getLogger(__name__)
 EXPORT = "export"
@@ -49,11 +51,13 @@ def export_run(run: Path, out: Path | None) -> Path:
             f"{run} holds no theta_outer: name the folder of a central, or of a run that trained "
             "alone (a site's folder has theirs only)"
         )
-    if out is not None and state.resolve() in (out.resolve(), *out.resolve().parents):
-        raise StateError(
-            f"out={out} is in {state}, where the ledger of the run and its generations are, and "
-            "nothing else may be: name another folder, or leave out= away"
-        )
+    if out is not None:
+        for folder in (out.resolve(), *out.resolve().parents):
+            if folder == state.resolve() or (folder / FILE).exists():
+                raise StateError(
+                    f"out={out} is in {folder}, where the ledger of a run and its generations are, "
+                    "and nothing else may be: name another folder, or leave out= away"
+                )
     config = read_config(run / paths.CONFIG_FILE)
     with reading(run) as ledger:
         rows = ledger.rows("SELECT generation FROM run")
@@ -69,26 +73,51 @@ def export_run(run: Path, out: Path | None) -> Path:
 def _export(config: Config, generation: Generation, folder: Path) -> Path:
     info = generation.info
     manifest, tokenizer = _tokenizer(config)
+    kind = _kind(config.model, generation.theta, manifest)
     facts = Facts(
-        decoder(config.model), round=info.round, state_hash=info.state_hash,
+        kind, round=info.round, state_hash=info.state_hash,
         end_of_document=None if manifest is None else manifest.end_of_document,
     )  # fmt: skip
     return export(generation.theta, folder, facts=facts, tokenizer=tokenizer)
 
 
-def decoder(model: Model) -> Decoder:
-    """Which decoder a configured model is; one of transformers has names that no table has here."""
+def _kind(model: Model, theta: Path, manifest: Manifest | None) -> Kind:
+    """What a configured model is for transformers.
+
+    Raises:
+        StateError: nobody knows.
+    """
+    if isinstance(model, ImageModel):
+        raise StateError(
+            f"model={model.name} cannot be exported: transformers has no such network; its theta "
+            f"is {theta}"
+        )
+    if not isinstance(model, HfModel):
+        return decoder(model)
+    if manifest is None:
+        raise StateError(
+            f"model={model.name} can be exported only where the corpus is known, whose vocabulary "
+            "it has: give the central its manifest.json (central.manifest)"
+        )
+    from pww.central.own_model import own_model
+
+    try:
+        with TensorReader(theta) as reader:
+            shapes = {name: reader.shape(name) for name in reader.names}
+    except (OSError, PayloadError) as why:
+        raise StateError(f"{theta} cannot be exported: {why}") from why
+    return own_model(model, shapes, padded_vocab=manifest.padded_vocab)
+
+
+def decoder(model: CustomModel | ShippedModel) -> Decoder:
+    """Which of torchtitan's decoders a configured model is."""
     match model:
         case CustomModel(family="llama3"):
             return Decoder("llama3", model.seq_len, head_dim=model.head_dim)
         case ShippedModel(family="llama3"):
             head_dim = 64 if model.flavor == "1B" else 128  # torchtitan's sizes
             return Decoder("llama3", model.seq_len, head_dim=head_dim)
-        case ImageModel():
-            raise ConfigError(
-                [f"model={model.name}: only language models are exported; theta is in its run"]
-            )
-        case CustomModel() | ShippedModel() | HfModel():
+        case CustomModel() | ShippedModel():
             return Decoder("qwen3", model.seq_len)
         case _:
             assert_never(model)

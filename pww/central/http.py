@@ -21,6 +21,8 @@ from pww.central.batcher import Batcher
 from pww.central.coordinator import Coordinator
 from pww.central.door import Door, Identity
 from pww.central.prometheus import exposition
+from pww.central.strangers import Strangers
+from pww.clock import Clock
 from pww.errors import PwwError, Refused
 from pww.transport.site_key import Open
 from pww.wire import Acquire, Call, Heartbeat, Leave, Refusal, Register, Release
@@ -50,8 +52,9 @@ STATUS = {
 class CoordinatorApp:
     """The ASGI app of one coordinator. Without a `door` everybody is let in: loopback only."""
 
-    def __init__(self, coordinator: Coordinator, door: Door | None = None) -> None:
+    def __init__(self, coordinator: Coordinator, door: Door | None = None, *, clock: Clock) -> None:
         self._coordinator, self._door = coordinator, door
+        self._strangers = Strangers(clock)
         self._batcher = Batcher(coordinator.answer)
 
     def close(self) -> None:
@@ -68,6 +71,8 @@ class CoordinatorApp:
         except (_Gone, asyncio.CancelledError):  # the peer hung up, or the server ends
             return
         except Refused as why:
+            if why.code in ("bad_request", "too_large"):  # the rest is an answer, or the door's
+                self._strangers.note(_peer(scope), why.code, f"{path[:100]!r}: {why}")
             status, kind, body = _refusal(why)
         except PwwError as why:  # a full disk, say; the caller tries again
             log.error("%.100s failed: %s", path, why)
@@ -85,7 +90,7 @@ class CoordinatorApp:
         method = scope["method"]
         if path == "/health" and method == "GET":
             return 200, JSON, b'{"ok":true}'
-        peer = str((scope.get("client") or ("",))[0])
+        peer = _peer(scope)
         call = CALLS.get(path)
         if call is not None and method == "POST":
             identity = self._identity(scope, path, peer)
@@ -120,6 +125,10 @@ class CoordinatorApp:
 
 class _Gone(Exception):
     """The client hung up in the middle of its body."""
+
+
+def _peer(scope: Any) -> str:
+    return str((scope.get("client") or ("",))[0])
 
 
 async def _aside(call: Callable[[], Any]) -> Any:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from pww.central.architecture import Decoder, architecture, their_names, their_rows
+from pww.central.architecture import Kind, architecture, their_names, their_rows
 from pww.errors import PayloadError, StateError
 from pww.folder import write_durably
 from pww.transport.tensorfile import TensorReader, TensorWriter
@@ -28,7 +28,7 @@ MODEL, CONFIG, TOKENIZER = "model.safetensors", "config.json", "tokenizer.json"
 class Facts:
     """What is known of a theta besides its tensors."""
 
-    decoder: Decoder
+    decoder: Kind
     round: int
     state_hash: str
     end_of_document: int | None = None  # token id
@@ -67,7 +67,8 @@ def export(theta: Path, folder: Path, *, facts: Facts, tokenizer: Path | None) -
 
 
 def _write_model(reader: TensorReader, path: Path, facts: Facts) -> None:
-    names = their_names({name: reader.shape(name) for name in reader.names})
+    shapes = {name: reader.shape(name) for name in reader.names}
+    names = their_names(shapes, facts.decoder)
     layout = {theirs: (torch.float32, reader.shape(name)) for name, theirs in names.items()}
     told = {"format": "pt", "round": str(facts.round), "state_hash": facts.state_hash}
     with TensorWriter(path, layout, told, hashed=False) as writer:

@@ -171,7 +171,7 @@ class _Worker:
         if self._downcast is not None:
             self._downcast.remember(theta)
         step.optimizer.step(theta, momentum, mean, partial=step.partial)
-        if not (is_finite(theta) and is_finite(momentum)):
+        if not is_finite(theta):  # as it is if the new momentum is not: see `outer_step_`
             raise NotFiniteStep(name)
         update = None
         if self._downcast is not None:

@@ -56,7 +56,7 @@ def _serve_both(config: Config, folder: Path, stop: threading.Event, *, clock: C
         merger = open_merger(
             config, folder, desk.books, link, stack, clock=clock, stop=stop, ports=ports
         )
-        app = CoordinatorApp(desk.books, door)
+        app = CoordinatorApp(desk.books, door, clock=clock)
         stack.callback(app.close)
         blobs = merger.blob_app(stack, door=door)
         stack.callback(ports.stop)  # nothing comes in when what answers is taken down

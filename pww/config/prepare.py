@@ -4,7 +4,7 @@ Where a key is at fault its composed default stands in, so that the rules on all
 still be checked; rules that read a key at fault stay silent.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -63,7 +63,7 @@ def prepare(
         theirs = hydra.parse(words, faults)
         parsed = [*ours, *theirs]
         multirun = multirun or any(o.input_line == "hydra.mode=MULTIRUN" for o in theirs)
-        given = frozenset(o.key_or_group.replace("/", ".") for o in theirs)
+        given = frozenset(key for override in theirs for key in _given(override))
         for job in sweep(parsed, faults) if multirun else [parsed]:
             # Each job starts from the faults of the words themselves
             mine = Faults(keys=set(faults.keys))
@@ -105,6 +105,16 @@ def find(words: Sequence[str], *, source: Source, defaults: Sequence[str] = ()) 
     with composer(source) as hydra:
         hydra.tree(hydra.parse([*defaults, *words], faults), faults)
     return faults.sentences
+
+
+def _given(override: "Override") -> Iterator[str]:
+    """The dotted keys that one word sets: `++optim={lr: 1}` sets optim.lr too."""
+    todo = [(override.key_or_group.replace("/", "."), override.value())]
+    while todo:
+        key, value = todo.pop()
+        yield key
+        if isinstance(value, Mapping):
+            todo += [(f"{key}.{name}", below) for name, below in value.items()]
 
 
 def _one(

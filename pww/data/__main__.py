@@ -1,6 +1,6 @@
 """`python -m pww.data`: makes a tokenised corpus, once, or shows what is in one.
 
-    python -m pww.data tokenize data=c4 [tokenizer=PATH] [group=choice ...] [key=value ...]
+    python -m pww.data tokenize data=c4 [tokenizer=PATH] [mend=true] [group=choice] [key=value ...]
     python -m pww.data show     data=c4 [window=N] [held_out=true] [json=true]
 
 The configuration is composed as for `python -m pww.train`, so that the same words name the same
@@ -13,24 +13,31 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pww.config import paths
 from pww.config.faults import did_you_mean
 from pww.config.load import run_app
 from pww.config.schema import Config
 from pww.config.shorthand import with_tokenizer
-from pww.errors import ConfigError, Stopped
+from pww.errors import ConfigError, DataError, Stopped
+
+if TYPE_CHECKING:
+    from pww.clock import Clock
 
 COMMANDS = ("tokenize", "show")
+OWN = {"tokenize": ("mend",), "show": ("window", "held_out", "json")}
+"""Words of a command that are no keys of the configuration."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a command line of `show` asks for beside the configuration."""
+    """What a command line asks for beside the configuration."""
 
     window: int = 0
     held_out: bool = False
     json: bool = False
+    mend: bool = False
 
 
 def main(argv: Sequence[str]) -> int:
@@ -38,14 +45,16 @@ def main(argv: Sequence[str]) -> int:
     try:
         command, words = _command(argv)
         words = with_tokenizer(words, here=Path.cwd())
-        asked, words = _asked(words) if command == "show" else (Asked(), words)
+        asked, words = _asked(words, OWN[command])
     except ConfigError as fault:
         print(fault, file=sys.stderr)
         return fault.exit_code
     told = shlex.join(["python", "-m", "pww.data", "tokenize", *words])
 
     def task(config: Config) -> int:
-        return show(config, asked, command=told) if command == "show" else tokenize(config, words)
+        if command == "show":
+            return show(config, asked, command=told)
+        return tokenize(config, words, command=told, mend=asked.mend)
 
     try:
         return run_app(task, program="pww.data", refine=_settle, argv=words)
@@ -56,18 +65,24 @@ def main(argv: Sequence[str]) -> int:
         return 0
 
 
-def tokenize(config: Config, words: Sequence[str]) -> int:
-    """Makes the corpus that a training with this configuration reads, unless it is there."""
+def tokenize(config: Config, words: Sequence[str], *, command: str, mend: bool) -> int:
+    """Makes the corpus that a training with this configuration reads, or verifies the one there.
+
+    Raises:
+        DataError: it is damaged, and nobody asked to `mend` it.
+    """
     from pww import log
-    from pww.data.corpus import prepare
+    from pww.clock import SystemClock
+    from pww.data.corpus import locate, prepare
 
     log.setup(label="data")
+    data, seq_len, multiple = config.text, config.model.seq_len, config.model.vocab_multiple
     try:
+        place = locate(data, seq_len=seq_len, vocab_multiple=multiple, project=paths.PROJECT)
+        if place.entry.is_dir():
+            _verify(place.entry, data.name, command=command, mend=mend, clock=SystemClock())
         corpus = prepare(
-            config.text,
-            seq_len=config.model.seq_len,
-            vocab_multiple=config.model.vocab_multiple,
-            project=paths.PROJECT,
+            data, seq_len=seq_len, vocab_multiple=multiple, project=paths.PROJECT, place=place
         )
     except KeyboardInterrupt:
         print("stopped; the same command goes on from what is done", file=sys.stderr)
@@ -79,6 +94,29 @@ def tokenize(config: Config, words: Sequence[str]) -> int:
     )
     print(f"train on it with: {shlex.join(['python', '-m', 'pww.train', *words])}")
     return 0
+
+
+def _verify(entry: Path, name: str, *, command: str, mend: bool, clock: "Clock") -> None:
+    """Says that a corpus is whole; a damaged one is taken away if it is to be mended.
+
+    Raises:
+        DataError: it is damaged and stays.
+    """
+    from pww.data.cache import withdrawn
+    from pww.data.verify import damage
+
+    faults = damage(entry, clock=clock)
+    if not faults:
+        print(f"corpus {name} was there and is whole: every file has its manifest's SHA-256")
+        return
+    if not mend:
+        raise DataError(
+            "\n".join(faults) + f"\ncorpus {name} is damaged: do not train on it; to tokenise it "
+            f"again: {command} mend=true"
+        )
+    print("\n".join(faults), file=sys.stderr)
+    print(f"corpus {name} is damaged: it is tokenised again", file=sys.stderr)
+    withdrawn(entry, clock=clock)
 
 
 def show(config: Config, asked: Asked, *, command: str) -> int:
@@ -112,8 +150,8 @@ def _command(argv: Sequence[str]) -> tuple[str, list[str]]:
     raise ConfigError([f"command: {said}; give one of tokenize, show (--help says more){near}"])
 
 
-def _asked(words: Sequence[str]) -> tuple[Asked, list[str]]:
-    """What `show` is to show.
+def _asked(words: Sequence[str], own: Sequence[str]) -> tuple[Asked, list[str]]:
+    """What the command is asked for by its `own` words, and the other words.
 
     Raises:
         ConfigError: a value cannot be used.
@@ -122,21 +160,20 @@ def _asked(words: Sequence[str]) -> tuple[Asked, list[str]]:
     others = []
     for word in words:
         key, equals, value = word.partition("=")
-        if equals and key in ("window", "held_out", "json"):
+        if equals and key in own:
             values[key] = value
         else:
             others.append(word)
     faults = []
-    window = values.get("window", "0")
+    window = values.pop("window", "0")
     if not (window.isascii() and window.isdigit()):
         faults.append(f"window={window}: the number of a window, from 0")
-    for key in ("held_out", "json"):
-        if values.get(key, "false") not in ("true", "false"):
-            faults.append(f"{key}={values[key]}: true or false")
+    for key, value in values.items():
+        if value not in ("true", "false"):
+            faults.append(f"{key}={value}: true or false")
     if faults:
         raise ConfigError(faults)
-    asked = Asked(int(window), values.get("held_out") == "true", values.get("json") == "true")
-    return asked, others
+    return Asked(int(window), **{key: value == "true" for key, value in values.items()}), others
 
 
 def _settle(config: Config, given: frozenset[str]) -> Config:

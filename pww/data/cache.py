@@ -55,6 +55,26 @@ def published(entry: Path, *, build: Callable[[Path], None], clock: Clock) -> No
         ) from None
 
 
+def withdrawn(entry: Path, *, clock: Clock) -> None:
+    """Takes an entry away, so that the next `published` builds it anew; who has it open keeps it.
+
+    Raises:
+        DataError: the cache cannot be written.
+    """
+    part = entry.with_name(f"{entry.name}.part")
+    try:
+        with _waiting(entry, clock):
+            if entry.is_dir():
+                _sweep(entry)
+                entry.rename(part)  # in one instant; cut off here, the next builder sweeps it
+                shutil.rmtree(part)
+    except OSError as fault:
+        raise DataError(
+            f"cannot remove the tokenised corpus {entry}: {fault.strerror or fault}; remove it by"
+            " hand and start again"
+        ) from None
+
+
 def is_being_built(entry: Path) -> bool:
     """Whether a live process holds the entry's lock at this moment."""
     if not _lock_folder(entry).is_dir():

@@ -12,9 +12,10 @@ from functools import cached_property
 from pathlib import Path
 
 from pww.clock import Clock, SystemClock
-from pww.config.schema import BpeTokenizer, Data, FileTokenizer
+from pww.config.schema import Data
 from pww.data.build import TOKENIZER_FILE, build, padded
 from pww.data.cache import is_being_built, published
+from pww.data.inputs import tokenizer_path
 from pww.data.kept import SUFFIX
 from pww.data.manifest import FILE, TOOL, Manifest, canonical_json, read_manifest
 from pww.data.shards import Ids, Shards, Windows
@@ -153,11 +154,11 @@ def locate(data: Data, *, seq_len: int, vocab_multiple: int, project: Path) -> P
         DataError: the text or the tokenizer is not there.
     """
     source = open_source(data, project=project)
-    tokenizer_path = _tokenizer_path(data, project)
+    given = tokenizer_path(data, project)
     settings = {
         "tool": TOOL,
         "source": source.fingerprint(),
-        "tokenizer": _tokenizer_key(data, tokenizer_path),
+        "tokenizer": _tokenizer_key(data, given),
         "seq_len": seq_len,
         "vocab_multiple": vocab_multiple,
         "held_out": data.held_out,
@@ -165,7 +166,7 @@ def locate(data: Data, *, seq_len: int, vocab_multiple: int, project: Path) -> P
     }
     key = hashlib.sha256(canonical_json(settings)).hexdigest()[:16]
     entry = project / Path(data.cache).expanduser() / f"{data.name}-{key}"
-    return Place(entry, source, tokenizer_path)
+    return Place(entry, source, given)
 
 
 def prepare(
@@ -175,16 +176,18 @@ def prepare(
     vocab_multiple: int,
     project: Path,
     clock: Clock = SystemClock(),
+    place: Place | None = None,
 ) -> Corpus:
     """The tokenised corpus that `data` names: from the cache if it is there, else built now.
 
     A build that is cut off leaves nothing that a later call takes for a corpus; what it finished is
-    not done again.
+    not done again. `place` is what `locate` gave for the same settings, which reads all of the text
+    once, if it was asked already.
 
     Raises:
         DataError: text, tokenizer or cache cannot be used, or there is too little text.
     """
-    place = locate(data, seq_len=seq_len, vocab_multiple=vocab_multiple, project=project)
+    place = place or locate(data, seq_len=seq_len, vocab_multiple=vocab_multiple, project=project)
 
     def make(folder: Path) -> None:
         started = clock.monotonic()
@@ -257,24 +260,6 @@ def _tell_of_others(place: Place) -> None:
             _log.info(
                 "%s is of an unfinished build with other settings; delete it if it will not go on",
                 folder,
-            )
-
-
-def _tokenizer_path(data: Data, project: Path) -> Path | None:
-    """Where a given tokenizer is, below `project` or one of `data.roots`; None: to be trained."""
-    match data.tokenizer:
-        case BpeTokenizer():
-            return None
-        case FileTokenizer(path=name):
-            folders = [project, *(project / Path(root).expanduser() for root in data.roots if root)]
-            candidates = [folder / Path(name).expanduser() for folder in folders]
-            for path in candidates:
-                if path.is_file():
-                    return path
-            looked = ", ".join(dict.fromkeys(str(path) for path in candidates))
-            raise DataError(
-                f"no tokenizer {name!r} (data.tokenizer.path); looked for {looked};"
-                " set data.tokenizer.path to a tokenizer.json, or data.tokenizer.kind=bpe"
             )
 
 

@@ -18,8 +18,8 @@ from collections.abc import Sequence
 
 import torch
 
-CHUNK = 1 << 16
-"""Values worked on together, 256 KiB of fp32: what a step touches stays in the cache."""
+CHUNK = 1 << 17
+"""Values worked on together, 512 KiB of fp32: what a step touches stays in the cache."""
 _kept = threading.local()
 
 
@@ -84,6 +84,8 @@ def outer_step_(
 
     A `partial` phase steps with momentum 0 and leaves `momentum` as it is: a short delta is
     mis-scaled against a buffer that full phases built.
+    A value of `momentum` that becomes nan or inf makes that of `theta` so: no product or sum on
+    the way makes it finite again, and inf * 0 is nan.
     """
     rate, factor = fp32(lr), 0.0 if partial else fp32(momentum_factor)
     scratch = _scratch(theta)

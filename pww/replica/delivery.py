@@ -34,6 +34,7 @@ class Delivery:
 
     def deliver(self, entry: Entry) -> Verdict:
         """Waits for the verdict: merged and committed together, or neither. Collective."""
+        self._outbox.saved()
         with self._report.exchanging():
             verdict = self._ranks.share(lambda: self.push(entry))
         self.note(entry, verdict)

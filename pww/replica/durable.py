@@ -122,7 +122,7 @@ class Durable:
                 trainer, self._theta, result, lease,
                 run=self._ranks.local(lambda: self._session.run),
                 partial=self._plan.is_partial(lease), held_out=self._held_out,
-                gauges=self._report.meters.read(result),
+                gauges=self._report.meters.read(result), beside=self._overlap,
             )  # fmt: skip
         if self._overlap and entry.offer.finite:
             self._beside.send(entry, trainer, shifted=shifted)

@@ -15,6 +15,7 @@ import logging
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial as partially
 from pathlib import Path
 from uuid import uuid4
 
@@ -25,28 +26,19 @@ from pww.errors import CheckpointError, NotFiniteError, PayloadError, PwwError
 from pww.folder import sync_folder, sync_tree
 from pww.log import JsonLines
 from pww.replica import entry as entries
-from pww.replica.differences import LARGEST, Differences, require_told
+from pww.replica.differences import Differences, require_told
 from pww.replica.entry import DELTA, NOTHING, RESIDUAL, Entry
+from pww.replica.measured import phase_metrics
 from pww.replica.residual import Feedback
-from pww.trainer.api import EvalResult, PhaseResult, Trainer
+from pww.replica.saving import Saving
+from pww.trainer.api import EvalResult, InnerCopy, PhaseResult, Trainer
 from pww.trainer.ranks import Ranks
 from pww.transport.exchange import Theta
 from pww.transport.payload import write_payload
-from pww.wire import (
-    Gauges,
-    HeldOutSet,
-    Lease,
-    Leased,
-    Offer,
-    PayloadInfo,
-    PhaseMetrics,
-    Verdict,
-)
+from pww.wire import Gauges, Lease, Leased, Offer, PayloadInfo, Verdict
 
 __all__ = ["NOTHING", "Entry", "Outbox"]
 log = logging.getLogger(__name__)
-MAX_RATE = 1e9
-"""Tokens per second that a message can tell; a phase can be shorter than the clock's tick."""
 
 
 class Outbox:
@@ -60,6 +52,8 @@ class Outbox:
         self._ranks, self._codec, self._keep = ranks, codec, keep
         self._feedback = feedback
         self._draws: JsonLines | None = None
+        self._beside: Ranks | None = None
+        self._saving: Saving | None = None
         self._forgotten = False  # this folder's last merged delta is not the central's
         self._outdated = ""  # the delta that was pending then: merged or not, others followed it
         self.last: Entry | None = None
@@ -75,6 +69,8 @@ class Outbox:
     @property
     def pending(self) -> Entry | None:
         """The entry whose verdict is not known yet."""
+        if self._saving is not None and self._saving.failed:
+            return None
         return self.last if self.last is not None and self.last.verdict is None else None
 
     @property
@@ -122,8 +118,12 @@ class Outbox:
         partial: bool,
         held_out: EvalResult | None,
         gauges: Gauges = Gauges(),
+        beside: bool = False,
     ) -> Entry:
         """Makes one finished phase durable and returns it; collective.
+
+        With `beside` it is copied only, for a thread that makes it durable while the trainer goes
+        on: nothing may be sent before `wait` or `saved` has returned.
 
         Raises:
             CheckpointError: it could not be written (disk full, say); the one before it is intact.
@@ -158,29 +158,19 @@ class Outbox:
         if fault is not None:
             self._discard(part)
         self._ranks.agree_on_fault(fault)
+        copy: InnerCopy | None = None
         try:
-            trainer.save_inner(part / "inner")
+            if beside:
+                copy = trainer.copy_inner()
+            else:
+                trainer.save_inner(part / "inner")
         except CheckpointError as why:
             self._discard(part)
             raise entries.cannot_write(final, why) from why
 
-        if held_out is not None and not abs(held_out.loss) <= LARGEST:
-            held_out = None  # a message carries numbers only
-
         def finish() -> Entry:
-            metrics = PhaseMetrics(
-                steps=result.steps,
-                tokens=result.tokens,
-                loss=result.loss if abs(result.loss) <= LARGEST else 0.0,
-                phase_seconds=result.seconds,
-                tokens_per_s=min(result.tokens / max(result.seconds, 1e-9), MAX_RATE),
-                drift=drift,
-                delta_norm=norm,
-                residual_norm=left,
-                held_out_loss=-1.0 if held_out is None else held_out.loss,
-                held_out_tokens=0 if held_out is None else held_out.tokens,
-                held_out_sets=() if held_out is None else told_sets(held_out),
-                gauges=gauges,
+            metrics = phase_metrics(
+                result, held_out, gauges, drift=drift, norm=norm, residual_norm=left
             )
             offer = Offer(
                 run=run,
@@ -198,25 +188,32 @@ class Outbox:
                 metrics=metrics,
             )
             total = result.tokens + (0 if self.last is None else self.last.tokens_total)
-            entry = Entry(part, offer, trainer.step, total, None)
-            try:
-                assert self._draws is not None
-                self._draws.write(
-                    {"delta": offer.delta, "lease": lease.id, "windows": list(result.drawn)},
-                    durable=True,
-                )
-                entries.write(entry)
-                sync_tree(part)
-                part.rename(final)
-                sync_folder(self._folder)
-            except OSError as why:
-                self._discard(part)
-                raise entries.cannot_write(final, why) from why
-            self._collect()
-            return replace(entry, folder=final)
+            entry = Entry(final, offer, trainer.step, total, None)
+            if not beside:
+                self._publish(part, entry, result.drawn)
+            return entry
 
-        self.last = self._ranks.local(finish)
-        return self.last
+        entry = self._ranks.local(finish)
+        if copy is not None:
+            self._beside = self._beside or self._ranks.beside()
+            publish = partially(self._publish, part, entry, result.drawn)
+            self._saving = Saving(copy, part, final, ranks=self._beside, publish=publish)
+        self.last = entry
+        return entry
+
+    def saved(self) -> None:
+        """Returns when what is written beside a phase is durable, on every rank. Collective.
+
+        Raises:
+            CheckpointError: it never will be; the phase before it is intact.
+        """
+        if self._saving is not None:
+            self._ranks.local(self.wait)
+
+    def wait(self) -> None:
+        """The same, of rank 0 alone."""
+        if self._saving is not None:
+            self._saving.wait()
 
     def settle(self, verdict: Verdict) -> None:
         """Notes the verdict durably; the payload is no longer needed. Collective.
@@ -244,14 +241,37 @@ class Outbox:
                 raise entries.cannot_write(entry.folder, why) from why
 
         self._ranks.local(note)
-        self.last = entry
+        if self._saving is not None:
+            self._saving.ended()
+        self.last, self._saving = entry, None
         if merged and verdict.delta != self._outdated:
             self._forgotten = False
 
     def close(self) -> None:
-        """Lets go of the draw log; safe to call twice."""
+        """Waits for what is being written, then lets go; safe to call twice."""
+        if self._saving is not None:
+            self._saving.ended()
+        self._beside = None
         if self._draws is not None:
             self._draws.close()
+
+    def _publish(self, part: Path, entry: Entry, drawn: Sequence[int]) -> None:
+        """Gives a phase whose files are all in `part` its name."""
+        try:
+            assert self._draws is not None
+            offer = entry.offer
+            self._draws.write(
+                {"delta": offer.delta, "lease": offer.spans[0].lease, "windows": list(drawn)},
+                durable=True,
+            )
+            entries.write(replace(entry, folder=part))
+            sync_tree(part)
+            part.rename(entry.folder)
+            sync_folder(self._folder)
+        except OSError as why:
+            self._discard(part)
+            raise entries.cannot_write(entry.folder, why) from why
+        self._collect()
 
     def _encode(
         self,
@@ -261,13 +281,16 @@ class Outbox:
         *,
         seed: str,
     ) -> tuple[PayloadInfo, float]:
-        """Writes payload and next residual; what the payload is, and the residual's norm."""
+        """Writes payload and next residual; what the payload is, and the residual's norm.
+
+        `_publish` makes them durable.
+        """
         before = None if self.residual is None else self.residual.residual
         after = part / RESIDUAL if self._feedback else None
         with Feedback(shapes, before=before, after=after) as feedback:
             payload = write_payload(
                 part / DELTA, feedback.carried(differences), shapes, self._codec, seed=seed,
-                lost=feedback.keep if self._feedback else None,
+                lost=feedback.keep if self._feedback else None, synced=False,
             )  # fmt: skip
         return payload, feedback.norm
 
@@ -322,12 +345,3 @@ class Outbox:
     def _discard(self, part: Path) -> None:
         if self._ranks.rank == 0:
             shutil.rmtree(part, ignore_errors=True)
-
-
-def told_sets(held_out: EvalResult) -> tuple[HeldOutSet, ...]:
-    """The losses over other corpora that a message can tell."""
-    return tuple(
-        HeldOutSet(name=one.name, loss=one.loss, tokens=one.tokens)
-        for one in held_out.sets
-        if abs(one.loss) <= LARGEST
-    )

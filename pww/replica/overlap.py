@@ -103,7 +103,7 @@ class Overlap:
     ) -> None:
         self._delivery, self._session, self._exchange = delivery, session, exchange
         self._report, self._streak, self._plan, self._ranks = report, streak, plan, ranks
-        self._sent = outbox.run / FILE
+        self._outbox, self._sent = outbox, outbox.run / FILE
         self._known_by = ""  # the fingerprint of x_sent
         self._flight: Flight | None = None
 
@@ -140,7 +140,7 @@ class Overlap:
         return self._ranks.share(lambda: self._session.acquire(blocks))
 
     def send(self, entry: Entry, trainer: Trainer, *, shifted: bool) -> None:
-        """Lets a durable delta go, taken from the trainer's weights; these were `shifted` or not.
+        """Lets a delta go, taken from the trainer's weights; these were `shifted` or not.
 
         Raises:
             CheckpointError: the weights could not be kept.
@@ -148,9 +148,14 @@ class Overlap:
         flight = self._flight = Flight(entry)
         if self._ranks.rank == 0:
             self._delivery.measured(entry)
-            flight.start(self._delivery.push)
+            flight.start(self._push)
         if not shifted:  # else `shift` has kept them
             self._keep(trainer, iter)
+
+    def _push(self, entry: Entry) -> Verdict:
+        """Sends the delta once it is durable; rank 0's thread."""
+        self._outbox.wait()
+        return self._delivery.push(entry)
 
     def land(self) -> None:
         """Waits for the verdict of the delta on its way, if there is one, and takes note of it.
@@ -199,7 +204,8 @@ class Overlap:
             layout = {n: (torch.float32, tuple(shape)) for n, shape in trainer.shapes().items()}
             try:
                 seen = Fingerprint()
-                with TensorWriter(self._sent, layout, {}, hashed=False) as writer:
+                # Of no worth to another process: no disk has to be waited for
+                with TensorWriter(self._sent, layout, {}, hashed=False, synced=False) as writer:
                     for name, tensor in change(gathered):
                         writer.add(name, tensor)
                         seen.add_all(tensor)

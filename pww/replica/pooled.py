@@ -9,11 +9,11 @@ import torch
 from pww.replica.circle import Circle
 from pww.replica.differences import LARGEST
 from pww.replica.entry import NOTHING
-from pww.replica.outbox import MAX_RATE, told_sets
+from pww.replica.measured import MAX_RATE, phase_metrics
 from pww.replica.tally import OuterReport, Tally
 from pww.trainer.api import EvalResult, PhaseResult
 from pww.transport.exchange import Theta
-from pww.wire import Gauges, Lease, Leased, Offer, PhaseMetrics, RoundReport
+from pww.wire import Gauges, Lease, Leased, Offer, RoundReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,22 +72,12 @@ def offer_of(
 ) -> Offer:
     """The phase as the books know it; nothing travels, so there is no payload."""
     result = pooled.result
-    if held_out is not None and not abs(held_out.loss) <= LARGEST:
-        held_out = None
     drifts = tally.drifts if finite else []
-    metrics = PhaseMetrics(
-        steps=result.steps,
-        tokens=result.tokens,
-        loss=result.loss if abs(result.loss) <= LARGEST else 0.0,
-        phase_seconds=result.seconds,
-        tokens_per_s=min(result.tokens / max(result.seconds, 1e-9), MAX_RATE),
+    metrics = phase_metrics(
+        result, held_out, gauges(result),
         drift=math.fsum(drifts) / len(drifts) if drifts else 0.0,
-        delta_norm=math.sqrt(max(tally.moved, default=0.0)) if finite else 0.0,
-        held_out_loss=-1.0 if held_out is None else held_out.loss,
-        held_out_tokens=0 if held_out is None else held_out.tokens,
-        held_out_sets=() if held_out is None else told_sets(held_out),
-        gauges=gauges(result),
-    )
+        norm=math.sqrt(max(tally.moved, default=0.0)) if finite else 0.0, residual_norm=0.0,
+    )  # fmt: skip
     return Offer(
         run=run, replica=lease.replica, incarnation="0" * 32, delta=delta, prev=prev,
         base_round=base.round, base_hash=base.state_hash,

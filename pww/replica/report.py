@@ -24,6 +24,7 @@ from pww.metrics import Metrics, perplexity, set_columns
 from pww.replica.entry import Entry
 from pww.replica.gauges import Hardware, Meters, columns
 from pww.replica.plan import PhasePlan
+from pww.rows import Left
 from pww.trainer.api import EvalResult, StepHook, Trainer
 from pww.transport.exchange import Theta
 from pww.wire import Lease, Verdict
@@ -71,8 +72,13 @@ class Report:
         clock: Clock,
         counts: Callable[[], dict[str, int]] | None = None,
         meters: Meters | None = None,
+        left: Left = Left(),
     ) -> None:
-        """`counts` are of this process so far, such as its retries; a row has what was added."""
+        """`counts` are of this process so far, such as its retries; a row has what was added.
+
+        `left` is what the rows of the process before end with; what it did not get to write of a
+        delta is written now.
+        """
         self.meters = meters or Meters(Hardware(), clock=clock)
         self._run, self._metrics, self._outbox, self._plan = run, metrics, outbox, plan
         self._every, self._clock = every_rounds, clock
@@ -81,6 +87,8 @@ class Report:
         self._saved_s = 0.0
         self._evaluated = -1
         self._row: dict[str, Any] | None = None
+        self._left = left
+        self._catch_up(outbox.last)
         self.totals = Totals()
         self._bar = _Bar(
             clock, plan.space.num_windows * plan.space.epochs, speaks=metrics is not None
@@ -112,13 +120,15 @@ class Report:
                 self.totals.sets.get(one.name, (one.loss, math.nan))[0],
                 one.loss,
             )
-        if self._metrics is not None:
+        told = (self._left.round, self._left.state_hash) == (theta.round, theta.state_hash)
+        if self._metrics is not None and not told:
             self._metrics.row(
                 "eval", step=trainer.step, round=theta.round, tokens=self._tokens_total,
                 loss=result.loss, perplexity=perplexity(result.loss),
                 held_out_tokens=result.tokens, state_hash=theta.state_hash,
                 evaluation_seconds=took_s, **set_columns(result.sets), **_accuracy(result),
             )  # fmt: skip
+        if self._metrics is not None:
             others = "".join(f", {one.name} {one.loss:.4f}" for one in result.sets)
             others += "".join(f", accuracy {x:.2%}" for x in _accuracy(result).values())
             log.info("round %d: held-out loss %.4f%s", theta.round, result.loss, others)
@@ -182,22 +192,19 @@ class Report:
                 "delta of round %d was rejected: %s", entry.offer.base_round, verdict.reason
             )
         self._flush(None)
-        told = _measured(entry)
-        if not entry.offer.finite and told["loss"] == 0.0:
-            told["loss"] = math.nan  # a message cannot say so
         before, self._counted = self._counted, self._counts()
         added = {name: count - before.get(name, 0) for name, count in self._counted.items()}
-        self._row = {
-            "step": entry.step, "round": verdict.round, "tokens": entry.tokens_total,
-            "loss": told.pop("loss"), "base_round": entry.offer.base_round,
-            "outcome": verdict.outcome, "reason": verdict.reason, "delta": entry.offer.delta,
-            "bytes_sent": entry.offer.payload.size_bytes or sent_bytes,
+        self._row = _outer(entry, verdict, sent_bytes) | {
             "exchange_seconds": self.meters.exchange_s, "checkpoint_seconds": self._saved_s,
             "retries": 0, **added,
-            "phase_tokens": told.pop("tokens"), **told,
         }  # fmt: skip
         if not merged:
             self._flush(None)
+
+    def _catch_up(self, last: Entry | None) -> None:
+        """The row of a delta whose verdict the process before noted, and no more: it was killed."""
+        if last is not None and last.verdict is not None and last.offer.delta != self._left.delta:
+            self._row = _outer(last, last.verdict)
 
     def _flush(self, theta: Theta | None) -> None:
         """Writes the outer row of the last delta, with the merge that took it if it is known."""
@@ -266,6 +273,20 @@ class Report:
 
 def _accuracy(result: EvalResult) -> dict[str, float]:
     return {} if math.isnan(result.accuracy) else {"accuracy": result.accuracy}
+
+
+def _outer(entry: Entry, verdict: Verdict, sent_bytes: int = 0) -> dict[str, Any]:
+    """What is told of one delta, whichever process sent it."""
+    told = _measured(entry)
+    if not entry.offer.finite and told["loss"] == 0.0:
+        told["loss"] = math.nan  # a message cannot say so
+    return {
+        "step": entry.step, "round": verdict.round, "tokens": entry.tokens_total,
+        "loss": told.pop("loss"), "base_round": entry.offer.base_round,
+        "outcome": verdict.outcome, "reason": verdict.reason, "delta": entry.offer.delta,
+        "bytes_sent": entry.offer.payload.size_bytes or sent_bytes,
+        "phase_tokens": told.pop("tokens"), **told,
+    }  # fmt: skip
 
 
 def _measured(entry: Entry) -> dict[str, Any]:

@@ -32,6 +32,8 @@ class Feedback:
     ) -> None:
         """`before` holds the residual in force, `after` gets the next; None: there is none.
 
+        To make `after` durable is the caller's.
+
         Raises:
             PayloadError: what lies at `before` is damaged or of another model.
             OSError: `after` cannot be written.
@@ -43,7 +45,7 @@ class Feedback:
         if after is not None:
             layout = {name: (torch.float32, shape) for name, shape in own.items()}
             try:
-                self._after = TensorWriter(after, layout, {}, hashed=False)
+                self._after = TensorWriter(after, layout, {}, hashed=False, synced=False)
             except OSError:
                 self._let_go()
                 raise

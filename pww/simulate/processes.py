@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -194,8 +195,11 @@ class Sleeper:
 
     def save_inner(self, folder: Path) -> None:
         """There is no inner state but the step."""
-        folder.mkdir()
-        (folder / "step").write_text(str(self.step))
+        self.copy_inner().write(folder)
+
+    def copy_inner(self) -> "StepCopy":
+        """The same in memory."""
+        return StepCopy(self.step)
 
     def load_inner(self, folder: Path) -> None:
         """Restores it."""
@@ -207,3 +211,15 @@ class Sleeper:
     def close(self) -> None:
         """Closes the log of the batches."""
         self._log.close()
+
+
+@dataclass(frozen=True, slots=True)
+class StepCopy:
+    """An inner state that is a number."""
+
+    step: int
+
+    def write(self, folder: Path) -> None:
+        """Writes it into a new folder."""
+        folder.mkdir()
+        (folder / "step").write_text(str(self.step))

@@ -61,6 +61,19 @@ class StepHook(Protocol):
         """
 
 
+class InnerCopy(Protocol):
+    """The inner state of one moment, in this rank's memory."""
+
+    def write(self, folder: Path) -> None:
+        """Not collective: writes this rank's part into `folder`, durably; from any thread.
+
+        On all ranks it makes what `save_inner` makes.
+
+        Raises:
+            CheckpointError: it cannot be written.
+        """
+
+
 class Trainer(Protocol):
     """An inner loop over sharded tensors."""
 
@@ -104,6 +117,13 @@ class Trainer(Protocol):
 
         Raises:
             CheckpointError: it cannot be written (a full disk, say), or there is a state already.
+        """
+
+    def copy_inner(self) -> InnerCopy:
+        """The same state in memory, as it is now; what is done afterwards changes nothing of it.
+
+        Raises:
+            CheckpointError: it cannot be copied.
         """
 
     def load_inner(self, folder: Path) -> None:

@@ -5,11 +5,8 @@ from pathlib import Path
 
 from pww.config.schema import Config, FileTokenizer
 from pww.data import Corpus, prepare
-from pww.data.sources import DEFAULT_COLUMN
+from pww.data.inputs import of_set
 from pww.errors import DataError
-
-HAVE_COLUMNS = ("jsonl", "parquet")
-"""Kinds for which `data.column` means something; the others refuse another than the default."""
 
 
 def open_sets(config: Config, corpus: Corpus, *, project: Path) -> Mapping[str, Corpus]:
@@ -23,10 +20,8 @@ def open_sets(config: Config, corpus: Corpus, *, project: Path) -> Mapping[str, 
     """
     opened = {}
     for one in config.evaluation.sets:
-        data = config.text.model_copy(
+        data = of_set(config.text, one).model_copy(
             update={
-                "name": one.name, "kind": one.kind, "files": one.files,
-                "column": config.text.column if one.kind in HAVE_COLUMNS else DEFAULT_COLUMN,
                 "tokenizer": FileTokenizer(kind="file", path=str(corpus.tokenizer_file.resolve())),
                 "held_out": 0.0, "max_windows": config.evaluation.max_windows,
             }

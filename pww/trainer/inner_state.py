@@ -50,21 +50,21 @@ def save(folder: Path, optimizers: Any, *, step: int, ranks: Ranks) -> None:
     fault: PwwError | None = _prepared(folder) if ranks.rank == 0 else None
     ranks.agree_on_fault(fault)
     writer = _Writer(folder)
-    state = _rng(ranks.rank) if fresh else {**_rng(ranks.rank), **_tensors(optimizers)}
+    state = stored(optimizers, ranks.rank)
     try:
         saver.save(state, storage_writer=writer, process_group=ranks.group)
     except CheckpointException as why:
-        fault = _unwritable(folder, _reason(why))
+        fault = unwritable(folder, reason(why))
     disk = writer.disk.fault
     # First of all the rank whose disk failed: torch tells the others only that something did.
-    ranks.agree_on_fault(None if disk is None else _unwritable(folder, disk))
+    ranks.agree_on_fault(None if disk is None else unwritable(folder, disk))
     ranks.agree_on_fault(fault)
     if ranks.rank == 0:
         try:
             inner = Inner(FORMAT, step, ranks.world, fresh)
             (folder / FILE).write_text(json.dumps(asdict(inner)) + "\n", encoding="utf-8")
         except OSError as why:
-            fault = _unwritable(folder, why)
+            fault = unwritable(folder, why)
     ranks.agree_on_fault(fault)
 
 
@@ -91,7 +91,7 @@ def load(folder: Path, optimizers: Any, *, ranks: Ranks) -> int:
         loader.load({**state, **rng}, checkpoint_id=folder, process_group=ranks.group)
     except CheckpointException as why:
         fault = CheckpointError(
-            f"{folder} does not hold this model's inner state ({_reason(why)}); resume from an "
+            f"{folder} does not hold this model's inner state ({reason(why)}); resume from an "
             "older checkpoint, or with the model that wrote it"
         )
     if fault is not None:
@@ -112,6 +112,11 @@ def reset(optimizers: Any) -> None:
 def is_fresh(optimizers: Any) -> bool:
     """Whether no step was taken since the start or the last `reset`."""
     return not any(optimizer.state for optimizer in optimizers)
+
+
+def stored(optimizers: Any, rank: int) -> dict[str, Any]:
+    """What is saved by a rank: the live tensors, if there are any, and the state of its RNG."""
+    return _rng(rank) if is_fresh(optimizers) else {**_rng(rank), **_tensors(optimizers)}
 
 
 def _tensors(optimizers: Any) -> dict[str, Any]:
@@ -157,19 +162,20 @@ def _prepared(folder: Path) -> CheckpointError | None:
         folder.mkdir(parents=True, exist_ok=True)
         taken = (folder / FILE).exists() or (folder / ".metadata").exists()
     except OSError as why:
-        return _unwritable(folder, why)
+        return unwritable(folder, why)
     if taken:
         return CheckpointError(f"{folder} holds an inner state already: give a new folder")
     return None
 
 
-def _unwritable(folder: Path, why: object) -> CheckpointError:
+def unwritable(folder: Path, why: object) -> CheckpointError:
+    """What is said when the disk refuses."""
     return CheckpointError(
         f"cannot write the inner state to {folder}: {why}; free some space there or move run.root"
     )
 
 
-def _reason(fault: CheckpointException) -> str:
+def reason(fault: CheckpointException) -> str:
     """The first rank's own fault, without torch's tracebacks."""
     for cause, _ in fault.failures.values():
         return str(cause) or type(cause).__name__
@@ -181,11 +187,11 @@ class _Writer(FileSystemWriter):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, sync_files=False, overwrite=False)
-        self.disk = _Disk()
+        self.disk = Disk()
         self.fs = self.disk
 
 
-class _Disk(FileSystem):
+class Disk(FileSystem):
     """Keeps the `OSError` of a write, of which torch's zip writer reports only `unexpected pos`."""
 
     def __init__(self) -> None:
@@ -206,7 +212,7 @@ class _Disk(FileSystem):
 class _Raw(io.FileIO):
     """An unbuffered file whose failed writes are noted."""
 
-    def __init__(self, path: str | PathLike[str], disk: _Disk) -> None:
+    def __init__(self, path: str | PathLike[str], disk: Disk) -> None:
         super().__init__(path, "wb")
         self._disk = disk
 

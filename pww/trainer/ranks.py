@@ -13,6 +13,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import copy
 from datetime import timedelta
 from types import FrameType
 from typing import TypeVar
@@ -117,6 +118,12 @@ class Ranks:
         self.world = dist.get_world_size()
         self._group = dist.new_group(backend="gloo") if self.world > 1 else None
         self.asked = threading.Event()
+
+    def beside(self) -> "Ranks":
+        """Collective: the same ranks with a group of their own, for one thread beside this one."""
+        other = copy(self)
+        other._group = dist.new_group(backend="gloo") if self.world > 1 else None
+        return other
 
     @property
     def group(self) -> dist.ProcessGroup | None:

@@ -17,7 +17,7 @@ from torch import nn
 
 from pww.clock import Clock, SystemClock
 from pww.config.schema import Config
-from pww.trainer import inner_state, memory, shards
+from pww.trainer import inner_copy, inner_state, memory, shards
 from pww.trainer.api import EvalResult, PhaseResult, StepHook, Stop
 from pww.trainer.ranks import Ranks, init_ranks
 from pww.trainer.schedule import phase_lrs
@@ -173,6 +173,10 @@ class TitanTrainer:
     def save_inner(self, folder: Path) -> None:
         """Writes optimiser, step and RNG state into `folder`."""
         inner_state.save(folder, self._engine.optimizers, step=self.step, ranks=self._ranks)
+
+    def copy_inner(self) -> inner_copy.InnerFiles:
+        """The same state in memory."""
+        return inner_copy.copied(self._engine.optimizers, step=self.step, ranks=self._ranks)
 
     def load_inner(self, folder: Path) -> None:
         """Restores what `save_inner` wrote, on any number of ranks."""

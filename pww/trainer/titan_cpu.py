@@ -1,11 +1,13 @@
 """Makes torchtitan 0.3.0 importable, quiet and a CPU library: the only place that bends it.
 
-torchtitan knows accelerators only. Three seams, none of which edits a file or patches torch:
+torchtitan knows accelerators only. Four seams, none of which edits a file or patches torch:
 
 * device: `torchtitan.tools.utils` binds the device once at import and everybody takes it from
 there, so replacing its two names before any other torchtitan import is enough;
 * triton: one MoE backend that we never use imports it whenever the Trainer is imported, and torch's
 CPU wheels have none, so a module stands in for those kernels;
+* datasets: its own readers of text, which we never use, import Hugging Face's datasets and with
+them pandas and aiohttp: a quarter of all that a rank imports. Names stand in while it is imported;
 * gloo: FSDP2 with a gradient divide factor of 1 reduces with PREMUL_SUM, which gloo lacks; FSDP2's
 own switch asks for a plain sum.
 
@@ -20,6 +22,7 @@ import types
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,6 +32,7 @@ from torch.distributed.fsdp import FSDPModule
 from pww.errors import TrainerError
 
 KERNELS = "torchtitan.distributed.minimal_async_ep.kernels"
+READERS = ("datasets", "datasets.distributed")
 Device = Literal["cpu", "cuda", "rocm"]
 
 
@@ -47,11 +51,13 @@ def install(device: Device) -> None:
         if "torchtitan.trainer" not in sys.modules:
             _hush(Path(utils.__file__).parents[1])
             if importlib.util.find_spec("triton") is None:
-                sys.modules.setdefault(KERNELS, _NoKernels(KERNELS))
+                why = "of MinimalAsyncEP's kernels needs triton, which is not installed"
+                sys.modules.setdefault(KERNELS, _StandIn(KERNELS, why))
             if kind == "cpu":
                 utils.device_type = "cpu"
                 utils.device_module = _CpuModule("pww_cpu_device")
-            import torchtitan.trainer  # noqa: F401
+            with _without_readers():
+                import torchtitan.trainer  # noqa: F401
     if utils.device_type != kind:
         raise TrainerError(
             f"torchtitan drives {utils.device_type} in this process and cannot drive {device} too; "
@@ -155,19 +161,36 @@ class _CpuModule(types.ModuleType):
         }
 
 
-class _NoKernels(types.ModuleType):
-    """Stands in for triton kernels: any name can be imported, none can be called."""
+class _StandIn(types.ModuleType):
+    """Stands in for a module: any name can be imported, none can be called."""
 
-    def __getattr__(self, name: str) -> Callable[..., Any]:
+    def __init__(self, name: str, why: str) -> None:
+        super().__init__(name)
+        self.__spec__ = ModuleSpec(name, None)
+        self._why = why
+
+    def __getattr__(self, name: str) -> type:
         if name.startswith("__"):
             raise AttributeError(name)
+        what = f"{name} {self._why}"
 
         def missing(*args: object, **given: object) -> Any:
-            raise RuntimeError(
-                f"kernel {name} of MinimalAsyncEP needs triton, which is not installed"
-            )
+            raise RuntimeError(what)
 
-        return missing
+        return type(name, (), {"__new__": missing})  # a type: names stand in annotations too
+
+
+@contextmanager
+def _without_readers() -> Iterator[None]:
+    """What is imported in the block gets stand-ins for `READERS`; whoever comes later, the real."""
+    mine = [name for name in READERS if name not in sys.modules]
+    why = "of datasets is not used here: pww reads tokenised windows"
+    sys.modules.update({name: _StandIn(name, why) for name in mine})
+    try:
+        yield
+    finally:
+        for name in mine:
+            del sys.modules[name]
 
 
 class _Hush(logging.Filter):

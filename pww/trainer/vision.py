@@ -24,7 +24,7 @@ from pww.clock import Clock, SystemClock
 from pww.config.schema import Config, ImageModel, Sgd
 from pww.data.images.gallery import Gallery
 from pww.errors import ConfigError
-from pww.trainer import inner_state, memory, shards
+from pww.trainer import inner_copy, inner_state, memory, shards
 from pww.trainer.accuracy import Score, score
 from pww.trainer.api import EvalResult, PhaseResult, StepHook, Stop
 from pww.trainer.pictures import augmented, normalized
@@ -262,6 +262,10 @@ class VisionTrainer:
     def save_inner(self, folder: Path) -> None:
         """Writes optimiser, statistics, step and RNG state into `folder`."""
         inner_state.save(folder, self._optimizers, step=self.step, ranks=self._ranks)
+
+    def copy_inner(self) -> inner_copy.InnerFiles:
+        """The same state in memory."""
+        return inner_copy.copied(self._optimizers, step=self.step, ranks=self._ranks)
 
     def load_inner(self, folder: Path) -> None:
         """Restores what `save_inner` wrote, on any number of ranks."""

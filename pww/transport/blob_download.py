@@ -76,6 +76,7 @@ def _fetch_piece(
     if wrong:
         peer.drop()
         raise TryAgain(f"asked for bytes {start} to {stop - 1}, but {wrong}")
+    peer.expect(stop - start)
     for at in range(start, stop, BITE):
         bite = peer.buffer(min(BITE, stop - at))
         filled = 0
@@ -88,6 +89,7 @@ def _fetch_piece(
                 peer.drop()
                 raise TryAgain(f"bytes {start} to {stop - 1} ended at {at + filled - 1}")
             filled += got
+            peer.came(got)
         file.write(bite, at)
     file.finish(number)
     progress.add(stop - start)

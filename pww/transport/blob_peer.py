@@ -68,12 +68,21 @@ class BlobPeer:
         self._site = site
         self._http = HttpConnection(site.url, tls=site.tls, timeout_s=site.timeout_s)
         self._buffer = aligned_buffer(0)
+        self._size_bytes = self._came = 0
 
     def buffer(self, size_bytes: int) -> memoryview:
         """Memory of this connection, the same at every call: fresh pages cost as much as a copy."""
         if len(self._buffer) < size_bytes:
             self._buffer = aligned_buffer(size_bytes)
         return self._buffer[:size_bytes]
+
+    def expect(self, size_bytes: int) -> None:
+        """So many bytes are to move, none of which did."""
+        self._size_bytes, self._came = size_bytes, 0
+
+    def came(self, num_bytes: int) -> None:
+        """So many of them came."""
+        self._came += num_bytes
 
     def ask(self, method: str, path: str, *, headers: Mapping[str, str] | None = None,
             body: FilePart | None = None) -> bytes:  # fmt: skip
@@ -94,6 +103,7 @@ class BlobPeer:
     def open(self, method: str, path: str, *, headers: Mapping[str, str],
              body: FilePart | None = None) -> http.client.HTTPResponse:  # fmt: skip
         """An answer whose body is still to be read. Raises as `ask`, but for its statuses."""
+        self.expect(0 if body is None else body.size_bytes)
         held = self._site.authorize("")
         reply = self._once(method, path, headers, body, held)
         if reply.status != 401 or not held:
@@ -184,6 +194,15 @@ class BlobPeer:
     def abort(self) -> None:
         """From another thread: ends what is going on, for good."""
         self._http.abort()
+
+    def interrupt(self) -> bool:
+        """From another thread: ends what is going on, if it is; the next call connects anew."""
+        return self._http.interrupt()
+
+    def moved(self) -> float:
+        """From another thread: the share of the last piece that arrived, at either end."""
+        size_bytes, came = self._size_bytes, self._came
+        return min(max(came, self._http.arrived()) / size_bytes, 1.0) if size_bytes else 0.0
 
 
 def _refusal(content: bytes) -> Refusal | None:

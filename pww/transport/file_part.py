@@ -9,7 +9,7 @@ import os
 import select
 import socket
 import ssl
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,8 +46,8 @@ class FilePart:
         """
         return self._slices(self.start)
 
-    def send(self, sock: socket.socket, *, timeout_s: float) -> None:
-        """Sends all of it over a connected socket that has this timeout.
+    def send(self, sock: socket.socket, *, timeout_s: float, sent: Callable[[int], None]) -> None:
+        """Sends all of it over a connected socket that has this timeout; `sent` counts its bytes.
 
         Raises:
             PayloadError: the file has become shorter.
@@ -55,17 +55,18 @@ class FilePart:
         """
         at = self.start
         if not isinstance(sock, ssl.SSLSocket):
-            at = self._sendfile(sock, timeout_s)
+            at = self._sendfile(sock, timeout_s, sent)
         for data in self._slices(at):
             sock.sendall(data.data)
+            sent(len(data))
 
-    def _sendfile(self, sock: socket.socket, timeout_s: float) -> int:
+    def _sendfile(self, sock: socket.socket, timeout_s: float, sent: Callable[[int], None]) -> int:
         """The first byte that was not sent, because this cannot be done with this file."""
         room, at = select.poll(), self.start
         room.register(sock, select.POLLOUT)
         while at < self.stop:
             try:
-                sent = os.sendfile(sock.fileno(), self.fd, at, min(RUN, self.stop - at))
+                went = os.sendfile(sock.fileno(), self.fd, at, min(RUN, self.stop - at))
             except BlockingIOError:
                 if not room.poll(timeout_s * 1e3):
                     raise TimeoutError("timed out") from None
@@ -74,9 +75,10 @@ class FilePart:
                     raise
                 return at
             else:
-                if sent == 0:
+                if went == 0:
                     raise _shorter()
-                at += sent
+                at += went
+                sent(went)
         return at
 
     def _slices(self, start: int) -> Iterator[NDArray[np.uint8]]:

@@ -226,3 +226,11 @@ class _NoPeer:
 
     def abort(self) -> None:
         """What is under way ends by itself."""
+
+    def interrupt(self) -> bool:
+        """Nor can it be ended to begin again."""
+        return False
+
+    def moved(self) -> float:
+        """Nobody knows before it is over."""
+        return 0.0

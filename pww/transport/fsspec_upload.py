@@ -12,13 +12,15 @@ from pww.transport.streams import Progress
 from pww.wire import PayloadInfo
 
 CHUNK = 4 << 20
+ENOUGH = 3
 STOPPED = "stopped in the middle of an upload; it begins anew"
 
 
 class Upload:
     """Knows when it last got on (`moved_s`), says so to people, and ends when a stop is asked for.
 
-    Its bytes are looked at once, with the first try.
+    Its bytes are looked at once, with the first try. Once all of them were sent `ENOUGH` times,
+    sending them again is no getting on: it is something else that fails.
     """
 
     def __init__(self, info: PayloadInfo, clock: Clock, stop: threading.Event) -> None:
@@ -26,7 +28,7 @@ class Upload:
         what = words("uploading", info)
         self.progress = Progress(what, total_bytes=info.size_bytes, clock=clock)
         self.moved_s = clock.monotonic()
-        self._checked = False
+        self._checked, self._times, self._sent_bytes = False, 0, 0
 
     def begin(self, path: Path) -> None:
         """All of it is sent, from the first byte; with the first try it is looked at.
@@ -43,6 +45,7 @@ class Upload:
                     "again"
                 )
             self._checked, self.moved_s = True, self._clock.monotonic()
+        self._sent_bytes = 0
         self.progress.rest(self._info.size_bytes)
 
     def moved(self, num_bytes: int, *, streams: int) -> None:
@@ -54,7 +57,10 @@ class Upload:
         if self._stop.is_set():
             raise Stopped(STOPPED)
         if num_bytes > 0:
-            self.moved_s = self._clock.monotonic()
+            if self._times < ENOUGH:
+                self.moved_s = self._clock.monotonic()
+            self._sent_bytes += num_bytes
+            self._times += self._sent_bytes >= self._info.size_bytes
             self.progress.add(num_bytes)
         self.progress.speak(streams)
 

@@ -5,9 +5,12 @@ a transfer half its speed. Follows no redirect and decodes nothing; knows proxie
 environment, as httpx does. Every wait for the socket has the timeout; nothing is retried here.
 """
 
+import fcntl
 import http.client
 import socket
 import ssl
+import sys
+import termios
 from base64 import b64encode
 from collections.abc import Mapping
 from contextlib import suppress
@@ -36,6 +39,7 @@ class HttpConnection:
         self._http: http.client.HTTPConnection | None = None
         self._reply: http.client.HTTPResponse | None = None
         self._closed = False
+        self._sent = 0
 
     def request(
         self, method: str, path: str, headers: Mapping[str, str], body: FilePart | None = None
@@ -53,12 +57,13 @@ class HttpConnection:
             target = f"{url.path}{path}"
         if method != "GET":
             headers = {**headers, "content-length": str(0 if body is None else body.size_bytes)}
+        self._sent = 0
         try:
             if self._http is None:
                 self._http = self._connect()
             self._http.request(method, target, headers=dict(headers))
             if body is not None:
-                body.send(self._http.sock, timeout_s=self._timeout_s)
+                body.send(self._http.sock, timeout_s=self._timeout_s, sent=self._count)
             self._reply = self._http.getresponse()
         except BaseException:
             self.drop()
@@ -92,11 +97,30 @@ class HttpConnection:
     def abort(self) -> None:
         """From another thread: whoever waits for the socket stops doing so, and no more is sent."""
         self._closed = True
+        self.interrupt()
+
+    def interrupt(self) -> bool:
+        """From another thread: whoever waits for the socket stops doing so; False without one."""
         connection = self._http
         sock = None if connection is None else connection.sock
         if sock is not None:
-            with suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
+            with suppress(OSError):  # an `SSLSocket`'s own has its reader go on without TLS
+                socket.socket.shutdown(sock, socket.SHUT_RDWR)
+        return sock is not None
+
+    def arrived(self) -> int:
+        """From another thread: bytes of the last request's body that the other side has."""
+        connection = self._http
+        sock = None if connection is None else connection.sock
+        if sock is None:
+            return 0
+        waiting = bytearray(4)
+        with suppress(OSError):  # closed meanwhile
+            fcntl.ioctl(sock, termios.TIOCOUTQ, waiting)
+        return max(self._sent - int.from_bytes(waiting, sys.byteorder), 0)
+
+    def _count(self, num_bytes: int) -> None:
+        self._sent += num_bytes
 
 
 def split(url: str) -> SplitResult:

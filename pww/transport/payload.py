@@ -31,8 +31,11 @@ def write_payload(
     *,
     seed: str = "",
     lost: Callable[[str, torch.Tensor], None] | None = None,
+    synced: bool = True,
 ) -> PayloadInfo:
-    """Encodes `tensors` (in the order of `shapes`) into `path`, durably, or leaves nothing.
+    """Encodes `tensors` (in the order of `shapes`) into `path`, or leaves nothing.
+
+    Durably, but for `synced=False`: then the caller sees to that.
 
     `lost` is told of each tensor what decoding will not give back, tensor - decoded: flat, in runs
     of up to `PIECE` values, for these are all the memory that is needed. `seed` is a text that is
@@ -43,7 +46,7 @@ def write_payload(
         PayloadError: a tensor, named, is not the announced one.
         OSError: it could not be written (disk full).
     """
-    writer = PayloadWriter(path, shapes, codec)
+    writer = PayloadWriter(path, shapes, codec, synced=synced)
     try:
         for name, tensor in tensors:
             writer.expect(name, tensor)
@@ -111,13 +114,20 @@ class PayloadWriter:
     A full disk is the caller's to explain: its `OSError` comes through once the part is removed.
     """
 
-    def __init__(self, path: Path, shapes: Mapping[str, Sequence[int]], codec: Codec) -> None:
+    def __init__(
+        self,
+        path: Path,
+        shapes: Mapping[str, Sequence[int]],
+        codec: Codec,
+        *,
+        synced: bool = True,
+    ) -> None:
         own = {name: tuple(int(n) for n in shape) for name, shape in shapes.items()}
         metadata = {"codec": codec.name, "shapes": json.dumps(own, separators=(",", ":"))}
         self._codec, self._shapes = codec, own
         self._left = {name: math.prod(shape) for name, shape in own.items()}
         self._waiting: dict[str, list[torch.Tensor]] = {}
-        self._writer = TensorWriter(path, payload_layout(own, codec), metadata)
+        self._writer = TensorWriter(path, payload_layout(own, codec), metadata, synced=synced)
 
     def expect(self, name: str, tensor: torch.Tensor) -> None:
         """Lets a tensor pass that is laid out as announced.

@@ -21,11 +21,15 @@ from pww.transport.memory import aligned_buffer
 RAW_BODY = "pww.raw_body"
 BITE = 1 << 20
 """Handed over together."""
-MAX_KEPT = 64
+MAX_KEPT = 32
 MOST_AWAITED = 512 << 10
 """The loop is not woken for less of a body that comes fast: a wake costs as much as the copy."""
+GLANCE_S = 1.0
+"""What came and was too little to wake the loop is seen within this."""
 FAST = 32 << 10
 """A body comes fast if so much was there when the loop looked."""
+ROOM = 4 << 20
+"""The system makes room for so much of a body that comes fast: its sender need not wait for us."""
 Bite = NDArray[np.uint8]
 _kept: deque[Bite] = deque(maxlen=MAX_KEPT)  # fresh pages cost as much as a copy
 
@@ -79,6 +83,7 @@ class RawBody(asyncio.BufferedProtocol):
         tls = self._transport.get_extra_info("ssl_object") is not None
         self._plain = None if tls else self._transport.get_extra_info("socket")
         self._awaited = 1
+        self._roomy = False
         self._filled = 0
         self._lost = self._skips = False
         self._event, self._heard_s = asyncio.Event(), self._loop.time()
@@ -112,8 +117,8 @@ class RawBody(asyncio.BufferedProtocol):
                     continue
                 if self._awaited == 1:
                     raise
-                self._await(1)  # there may be some, if little
-                self._heard_s = self._loop.time()
+                self._await(1)  # there may be some, if little: then it is there at once
+                self._heard_s = self._loop.time() - silent_s + min(GLANCE_S, silent_s)
         bite, buffer = self._ready.popleft()
         if buffer is not None:
             self._lent.append(buffer)
@@ -187,6 +192,9 @@ class RawBody(asyncio.BufferedProtocol):
         if size_bytes == self._awaited or self._plain is None or self._transport.is_closing():
             return
         self._awaited = size_bytes
+        if not self._roomy:
+            self._roomy = True
+            self._plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, ROOM)
         self._plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size_bytes)
 
     def _give_back(self) -> None:

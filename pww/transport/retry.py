@@ -103,11 +103,15 @@ class Retry:
                     raise Stopped(
                         f"stopped while {self._peer} did not answer to {what} ({fault.reason})"
                     ) from fault
-                with self._lock:
-                    self.num_retries += 1
+                self.count()
             else:
                 self._worked()
                 return result
+
+    def count(self) -> None:
+        """One more repeat."""
+        with self._lock:
+            self.num_retries += 1
 
     def _pause(self, tries: int) -> float:
         """Full jitter: uniform below a cap that doubles from `first_s` to `max_s`."""

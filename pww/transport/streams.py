@@ -15,12 +15,13 @@ from typing import Generic, Protocol, TypeVar
 from pww.clock import Clock
 from pww.errors import Stopped
 from pww.transport.carrier import Tuning
-from pww.transport.retry import Retry
+from pww.transport.late import Late, Watched
+from pww.transport.retry import Retry, TryAgain
 
 log = logging.getLogger(__name__)
 
 TICK_S = 0.1
-WINDOW_S = 0.5
+WINDOW_S = 0.3
 """A rate is measured for so long before connections are added, and after."""
 FASTER = 1.15
 """What a doubling must bring, to be followed by another."""
@@ -28,7 +29,7 @@ STOPPED = "stopped in the middle of a transfer; it goes on where it was"
 SPEAK_AFTER_S, SPEAK_EVERY_S = 3.0, 10.0
 
 
-class Peer(Protocol):
+class Peer(Watched, Protocol):
     """A connection, as far as it matters here."""
 
     def drop(self) -> None:
@@ -113,6 +114,7 @@ class Streams(Generic[P]):
         self._lock = threading.Lock()
         self._fault: BaseException | None = None
         self._peers: list[P] = []
+        self._late = Late(clock)
 
     def run(self, pieces: Iterable[int]) -> None:
         """Returns when every piece was moved.
@@ -134,7 +136,7 @@ class Streams(Generic[P]):
                         number = queue.popleft()
                     except IndexError:
                         break
-                    self._retry.run(lambda: self._work(peer, number), what=f"piece {number}")  # noqa: B023
+                    self._retry.run(lambda: self._move(peer, number), what=f"piece {number}")  # noqa: B023
             except BaseException as fault:
                 self._fail(fault)
             finally:
@@ -163,6 +165,8 @@ class Streams(Generic[P]):
                 elif not self._halt.is_set():
                     add(grow.more(len(threads), self._progress.moved_bytes))
                     self._progress.speak(len(threads) - over)
+                    if not queue:
+                        self._late.interrupt()
                     self._meanwhile()
         finally:
             self._abort()
@@ -172,6 +176,23 @@ class Streams(Generic[P]):
             raise Stopped(STOPPED)
         if self._fault is not None:
             raise self._fault
+
+    def _move(self, peer: P, number: int) -> None:
+        """Moves a piece, and begins it again at once if it was late."""
+        flight = self._late.begin(peer)
+        try:
+            self._work(peer, number)
+        except TryAgain as why:
+            self._late.end(flight, moved=False)
+            if not flight.interrupted or why.after_s or self._halt.is_set():
+                raise
+            self._retry.count()
+            self._work(peer, number)
+        except BaseException:
+            self._late.end(flight, moved=False)
+            raise
+        else:
+            self._late.end(flight, moved=True)
 
     def _fail(self, fault: BaseException) -> None:
         with self._lock:

@@ -47,10 +47,15 @@ class TensorWriter:
         metadata: Mapping[str, str],
         *,
         hashed: bool = True,
+        synced: bool = True,
     ) -> None:
-        """`hashed=False` leaves the BLAKE3 out: `Written.digest` is ""."""
+        """`hashed=False` leaves the BLAKE3 out: `Written.digest` is "".
+
+        `synced=False`: what outlives a power cut is the caller's to see to.
+        """
         start, header = build(layout, metadata)
         self._path, self._part = path, path.with_name(path.name + ".part")
+        self._synced = synced
         self._entries = header.entries
         self._left = iter(header.entries)
         self._open_name, self._missing = "", 0  # the tensor that came in part, and its rest
@@ -109,7 +114,7 @@ class TensorWriter:
         self._open_name, self._missing = name, self._entries[name].size_bytes
 
     def close(self) -> Written:
-        """Makes the file durable under its name.
+        """Gives the file its name, durably if it is to be `synced`.
 
         Raises:
             PayloadError: a tensor that was announced is missing.
@@ -119,9 +124,11 @@ class TensorWriter:
             self.abort()
             raise PayloadError(f"tensor {missing} was announced and never came")
         try:
-            os.fsync(self._file)
+            if self._synced:
+                os.fsync(self._file)
             self._part.replace(self._path)
-            sync_folder(self._path.parent)
+            if self._synced:
+                sync_folder(self._path.parent)
         except OSError:
             self.abort()
             raise

@@ -9,6 +9,7 @@ says what the merge alone would take.
 import json
 import os
 import shutil
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -22,12 +23,14 @@ from central_merge import measure, sequential_write_s, shapes_of
 from central_rounds import round_ms
 from figures import figure, machine
 
+from pww.central import credentials
 from pww.central.aggregator import Aggregator
 from pww.central.coordinator import Coordinator
 from pww.central.ledger import Ledger
 from pww.clock import SystemClock
 from pww.config.load import compose
 from pww.lease.space import BlockSpace
+from pww.transport.bundle import Bundle
 from pww.transport.payload import write_theta
 from pww.wire import Seed, SpaceInfo, model_digest
 
@@ -73,17 +76,25 @@ def merge_disk_ratio(ram: Path, disk: Path) -> None:
 
 
 def restart_s(ram: Path, disk: Path) -> None:
-    """From the start of the process until /health answers and theta was verified, at 0.6 B."""
+    """From the start of the process until /health answers and theta was verified, at 0.6 B.
+
+    With TLS and credentials: `_serve` ends the bench if the port answers without.
+    """
     folder = Path(tempfile.mkdtemp(prefix="pww-bench-", dir=ram))
+    credentials.init(
+        folder / "keys", hosts=["localhost"], replicas=["bench/a"], port=29710, clock=SystemClock()
+    )
+    tls = Bundle.read(folder / "keys/bundles/bench", replica="bench/a", clock=SystemClock()).tls
     command = [
         sys.executable, "-m", "pww.central", "data=pydocs", f"run.root={folder}", "run.name=r",
         "metrics.wandb.mode=disabled", "central.port=29710", "central.aggregator_port=29711",
-        "central.blob_port=29711",
+        "central.blob_port=29711", f"central.security.keys={folder}/keys",
     ]  # fmt: skip
     try:
-        _serve(command)  # makes the ledger, and the corpus if it is not there
+        _serve(command, tls)  # makes the ledger, and the corpus if it is not there
         _fill(folder / "r")
-        took = _serve(command)
+        took = _serve(command, tls)
+        print(json.dumps({"tls": True, "credentials": True, "fsync": "on"}), flush=True)
         figure("restart_s", took, "s from the start of the process to /health, 0.6 B", "< 5")
         begin = perf_counter()
         ledger, merger = _open(folder / "r")
@@ -95,8 +106,9 @@ def restart_s(ram: Path, disk: Path) -> None:
         shutil.rmtree(folder)
 
 
-def _serve(command: list[str]) -> float:
+def _serve(command: list[str], tls: ssl.SSLContext) -> float:
     """Seconds until the central answers; it is stopped then."""
+    url = "https://localhost:29710"
     begin = perf_counter()
     process = subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -105,10 +117,15 @@ def _serve(command: list[str]) -> float:
         while True:
             assert process.poll() is None, f"{' '.join(command)} ended with {process.returncode}"
             try:
-                if httpx.get("http://127.0.0.1:29710/health", timeout=1.0).status_code == 200:
-                    return perf_counter() - begin
+                if httpx.get(f"{url}/health", verify=tls, timeout=1.0).status_code == 200:
+                    break
             except httpx.TransportError:
                 sleep(0.02)
+        took_s = perf_counter() - begin
+        status = httpx.get(f"{url}/status", verify=tls, timeout=10.0).status_code
+        if status != 401:
+            sys.exit(f"/status answers {status} without a credential: no figures")
+        return took_s
     finally:
         process.terminate()
         process.wait(60)
@@ -145,7 +162,8 @@ def round_cost(ram: Path, disk: Path) -> None:
     for name, history in (("round_ms_at_10", 10), ("round_ms_at_1e5", 100_000)):
         took, used, on = round_ms(disk, history)
         print(json.dumps({"after rounds": history, **on}), flush=True)
-        assert on["fsync"], "measured without fsync this would mean nothing"
+        if not on["fsync"]:
+            sys.exit("measured without fsync this would mean nothing: no figures")
         figure(name, took, f"ms, median of a tiny model's rounds ({disk})", "flat")
         figure(f"{name}_cpu", used, "ms of CPU, their median", "flat")
 
@@ -165,7 +183,8 @@ def main(words: list[str]) -> None:
     names = [word for word in words if "=" not in word] or list(FIGURES)
     ram = Path(options.get("ram", "/dev/shm"))
     disk = Path(options.get("disk", tempfile.gettempdir()))
-    assert os.fsync.__module__ == "posix", "fsync was replaced"
+    if os.fsync.__module__ != "posix":
+        sys.exit("fsync was replaced: no figures")
     load = os.getloadavg()[0]
     print(json.dumps({"machine": machine(), "load": load, "fsync": "on"}), flush=True)
     for name in names:

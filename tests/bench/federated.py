@@ -91,13 +91,13 @@ def run(words: list[str]) -> str:
 
 def two_sites(common: list[str], batch: int, name: str) -> tuple[float, float, int]:
     """Held-out loss before and after, and the tokens."""
-    words = [
+    words = [  # a merge waits for both, and nobody is gone because the machine was stopped a while
         "pww.demo",
         "sites=2",
         "diloco.quorum=1",
-        "diloco.grace=10",
-        "darl.detect_s=60",
-        "darl.ttl_floor_s=120",
+        "diloco.grace=600",
+        "darl.detect_s=3600",
+        "darl.ttl_floor_s=7200",
     ]
     out = run([*words, *common, f"run.root=outputs/{name}", f"optim.batch_windows={batch}"])
     told = json.loads(out.splitlines()[-1])

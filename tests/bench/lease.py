@@ -17,6 +17,7 @@ from time import process_time
 from figures import figure, machine
 from lease_http import http_figures
 from lease_restart import restart_figure
+from lease_share import share_figure
 
 from pww.lease.events import Granted
 from pww.lease.table import LeaseTable
@@ -138,3 +139,5 @@ if __name__ == "__main__":
     restart_figure()
     with tempfile.TemporaryDirectory() as name:
         http_figures(Path(name))
+    with tempfile.TemporaryDirectory() as name:
+        share_figure(Path(name))

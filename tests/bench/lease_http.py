@@ -51,7 +51,7 @@ def serve(folder: Path, ready: Connection) -> None:
     books.seed(generation="round-000000", state_hash="0" * 64)
     tls = credentials.server_tls(folder / "keys")
     server = AsgiServer(host="127.0.0.1", port=0, key="central.port", tls=tls)
-    app = CoordinatorApp(books, Door.of(folder / "keys", state=folder, clock=clock))
+    app = CoordinatorApp(books, Door.of(folder / "keys", state=folder, clock=clock), clock=clock)
     server.start(app, name="coordinator")
     ready.send((server.port, synchronous, journal))
     ready.recv()

@@ -2,9 +2,9 @@
 
     python tests/bench/llm.py [FIGURE ...] [mb=40] [rounds=3] [root=DATA] [disk=FOLDER]
 
-Names: loader_tokens_per_s, tokenise_vs_tokenizers, tokens_vs_torchtitan. `root` is a folder like
-PWW_DATA: real text and a real tokenizer are taken from it where it has them, else Python's own
-documentation and a BPE.
+Names: loader_tokens_per_s, tokenise_vs_tokenizers, tokens_vs_torchtitan, start_s (and resume_s),
+checkpoint_s. `root` is a folder like PWW_DATA: real text and a real tokenizer are taken from it
+where it has them, else Python's own documentation and a BPE.
 """
 
 import gzip
@@ -213,10 +213,26 @@ def training(root: Path, disk: Path, size: Size) -> None:
     tokens_vs_torchtitan()
 
 
+def starting(root: Path, disk: Path, size: Size) -> None:
+    """From the command to the first step, of a new run and of one that goes on."""
+    from llm_start import start_s
+
+    start_s(disk, rounds=size.rounds)
+
+
+def checkpoints(root: Path, disk: Path, size: Size) -> None:
+    """What a checkpoint keeps training from, written before the next phase or beside it."""
+    from llm_checkpoint import checkpoint_s
+
+    checkpoint_s(disk, rounds=size.rounds)
+
+
 FIGURES: dict[str, Callable[[Path, Path, Size], None]] = {
     "loader_tokens_per_s": loader_tokens_per_s,
     "tokenise_vs_tokenizers": tokenise_vs_tokenizers,
     "tokens_vs_torchtitan": training,
+    "start_s": starting,
+    "checkpoint_s": checkpoints,
 }
 
 

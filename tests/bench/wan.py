@@ -154,7 +154,8 @@ def output(*words: str, inside: int, python: bool = True) -> str:
 
 def iperf(stack: ExitStack, server: int, client: int, *, reverse: bool, seconds: float) -> float:
     """What iperf3 gets through the link, in MB/s of received bytes."""
-    start(stack, "iperf3", "-s", "-1", "-B", SERVER, inside=server, python=False)
+    words = ("-1", "-B", SERVER, "--logfile", os.devnull)  # nobody reads its pipe, which fills
+    start(stack, "iperf3", "-s", *words, inside=server, python=False)
     sleep(1.0)
     told = output(
         "iperf3", "-c", SERVER, "-P", str(STREAMS), "-t", f"{seconds:.0f}", "-J",
@@ -213,6 +214,8 @@ def wan_figure(*, size_mb: int, repeats: int) -> None:
                 rates.setdefault(f"ours_{verb}", []).append(size_mb / took_s)
                 rates.setdefault(f"iperf3_{verb}", []).append(theirs_mb)
                 rates.setdefault("retries", []).append(retries)
+                pair = {"way": verb, "ours": round(size_mb / took_s), "iperf3": round(theirs_mb)}
+                print(json.dumps({**pair, "unit": "MB/s"}), flush=True)
             (folder / f"back-{turn}").unlink()
         print(json.dumps({"mb_per_s": {k: [round(x, 1) for x in v] for k, v in rates.items()}}))
         ratios = [

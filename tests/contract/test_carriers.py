@@ -224,10 +224,11 @@ def test_two_at_once(place: Place, tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------- of fsspec's alone
 
 
-def client(url: str, **more: Any) -> FsspecCarrier:
+def client(url: str, *, deadline_s: float = 0.05, **more: Any) -> FsspecCarrier:
     return FsspecCarrier(
         url, clock=SystemClock(), stop=more.pop("stop", threading.Event()),
-        random=np.random.default_rng(0), tuning=replace(TUNING, deadline_s=0.05), options=more,
+        random=np.random.default_rng(0), tuning=replace(TUNING, deadline_s=deadline_s),
+        options=more,
     )  # fmt: skip
 
 
@@ -244,7 +245,8 @@ def test_shared_folder_shows_nothing_half(tmp_path: Path, monkeypatch: pytest.Mo
     """The name appears when the bytes are durable; a failed or stopped upload leaves nothing."""
     path, info = made(tmp_path, 8)
     shared = tmp_path / "shared"
-    there = client(f"file://{shared}")
+    # a try that writes all of it got on: with a deadline it may take any number of tries
+    there = client(f"file://{shared}", deadline_s=0.0)
     seen: list[list[str]] = []
     real = there._fs.mv
 
@@ -356,6 +358,10 @@ def test_a_long_upload_that_gets_on_outlives_its_deadline(
             raise OSError("broken pipe")
         real_mv(source, target)
 
+    def never(source: str, target: str) -> None:
+        tries.append(source)
+        raise OSError("no such permission")
+
     monkeypatch.setattr(fsspec_upload.Upload, "moved", slow)
     monkeypatch.setattr(there._fs, "mv", mv)
     there.put(path, info)
@@ -364,6 +370,13 @@ def test_a_long_upload_that_gets_on_outlives_its_deadline(
     assert (moved.retries, moved.bytes_up) == (2, info.size_bytes)
     assert "MB/s over 1 streams" in caplog.text
     assert "s left" in caplog.text
+
+    monkeypatch.setattr(there._fs, "mv", never)
+    there.remove(info.digest)
+    tries.clear()
+    with pytest.raises(CentralError, match="gave no usable answer to an upload within 5 s"):
+        there.put(path, info)
+    assert len(tries) == fsspec_upload.ENOUGH + 1, "what fails is not the way there"
 
     def stalls(source: str, target: str) -> None:
         clock.now_s += TUNING.deadline_s

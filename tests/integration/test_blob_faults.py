@@ -186,6 +186,31 @@ def test_stall(desk: Desk, tmp_path: Path, wanted: str) -> None:
         over.set()
 
 
+@pytest.mark.parametrize("wanted", [GET, PUT])
+def test_last_piece_is_not_waited_for_for_long(desk: Desk, tmp_path: Path, wanted: str) -> None:
+    """A connection that rests while all others are done is replaced, long before the timeout."""
+    path, info = made(tmp_path, 16 if wanted == GET else 17)
+    if wanted == GET:
+        desk.store.publish(info, path)
+    over, outlasted = threading.Event(), []
+
+    def rest(request: Request, forward: Forward) -> Reply:
+        outlasted.append(not over.wait(20.0))
+        raise HangUp
+
+    with BadHttp(desk.server.port, Nth(wanted, rest)) as proxy:
+        client = carrier(proxy.url, tuning=replace(QUICK, timeout_s=60.0))
+        if wanted == GET:
+            client.get(info, tmp_path / "file")
+            assert (tmp_path / "file").read_bytes() == path.read_bytes()
+        else:
+            client.put(path, info)
+            assert desk.store.path(info.digest).read_bytes() == path.read_bytes()  # type: ignore[union-attr]
+        assert client.transfers().retries == 1
+        over.set()
+    assert outlasted in ([], [False]), "the transfer ended before the rest did"
+
+
 # ----------------------------------------------------------------------------------------- uploads
 
 

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import Project
+from conftest import NursedProject
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "programs"))
 
@@ -39,11 +39,11 @@ def check_hashes(federation: Federation, names: str) -> None:
 
 @pytest.mark.parametrize("way", list(WAYS))
 def test_two_sites_have_the_centrals_bits_with_few_bytes(
-    project: Project, free_ports: tuple[int, int], way: str
+    nursed: NursedProject, free_ports: tuple[int, int], way: str
 ) -> None:
-    shared = project.outputs / "shared"
+    shared = nursed.outputs / "shared"
     url = [f"transport.url=file://{shared}"] if way == "file" else []
-    federation = Federation(project, free_ports, *WAYS[way], *url)
+    federation = Federation(nursed, free_ports, *WAYS[way], *url)
     central = federation.central()
     sites = [federation.site(name, STEP_S="0.02", ROWS=ROWS) for name in "ab"]
     assert [site.wait() for site in sites] == [0, 0], sites[0].text() + sites[1].text()
@@ -60,11 +60,11 @@ def test_two_sites_have_the_centrals_bits_with_few_bytes(
         assert sum(row["theta_updates"] for row in rows) > 0  # type: ignore[misc]
         assert not any(row["theta_repairs"] for row in rows)
     assert all(row["retries"] == 0 for row in federation.rows("central", "outer"))
-    state = project.outputs / "central/central"
+    state = nursed.outputs / "central/central"
     objects = state / "blobs/objects"
     assert not objects.exists() or not list(objects.iterdir()), "what is merged is not kept"
     if way == "file":
-        final = json.loads((project.outputs / "central/final/theta.json").read_text())
+        final = json.loads((nursed.outputs / "central/final/theta.json").read_text())
         (own,) = shared.iterdir()  # a run's own part: others may have theirs beside it
         assert final["state_hash"] in {path.name for path in own.iterdir()}
         chain = {path.stem for path in (state / "updates").glob("*.payload")}
@@ -72,13 +72,15 @@ def test_two_sites_have_the_centrals_bits_with_few_bytes(
         # theta, the one before for who is still at it, and their updates
         assert 1 + len(chain) <= len(names) <= 3 + len(chain), "what is merged is not kept"
     if way == "blob":
-        replayed = project.run("-m", "pww.central", "replay", "outputs/central")
+        replayed = nursed.run("-m", "pww.central", "replay", "outputs/central")
         assert "the run's theta, bit for bit" in replayed.stdout
 
 
-def test_kills_on_both_sides_change_no_bit(project: Project, free_ports: tuple[int, int]) -> None:
+def test_kills_on_both_sides_change_no_bit(
+    nursed: NursedProject, free_ports: tuple[int, int]
+) -> None:
     """A site goes on from the theta on its disk; the central from its residual and chain."""
-    federation = Federation(project, free_ports, *WAYS["blob"])
+    federation = Federation(nursed, free_ports, *WAYS["blob"])
     central = federation.central()
     a = federation.site("a", STEP_S="0.05", ROWS=ROWS)
     b = federation.site("b", STEP_S="0.05", ROWS=ROWS)
@@ -91,18 +93,18 @@ def test_kills_on_both_sides_change_no_bit(project: Project, free_ports: tuple[i
     federation.check_exactly_once()
     check_hashes(federation, "ab")
     assert "downloaded whole" not in a.text() + again.text()
-    replayed = project.run("-m", "pww.central", "replay", "outputs/central")
+    replayed = nursed.run("-m", "pww.central", "replay", "outputs/central")
     assert "the run's theta, bit for bit" in replayed.stdout
 
 
 def test_a_spoiled_theta_on_a_sites_disk_is_repaired(
-    project: Project, free_ports: tuple[int, int]
+    nursed: NursedProject, free_ports: tuple[int, int]
 ) -> None:
-    federation = Federation(project, free_ports, *WAYS["blob"])
+    federation = Federation(nursed, free_ports, *WAYS["blob"])
     central = federation.central()
     a = federation.site("a", STEP_S="0.05", ROWS=ROWS)
     a.until(lambda: mid_phase(federation, "a"))
-    newest = sorted((project.outputs / "a/theta").glob("theta-*"))[-1]
+    newest = sorted((nursed.outputs / "a/theta").glob("theta-*"))[-1]
     data = bytearray(newest.read_bytes())
     data[-2] ^= 1
     newest.write_bytes(bytes(data))
@@ -112,9 +114,9 @@ def test_a_spoiled_theta_on_a_sites_disk_is_repaired(
 
 
 def test_the_centrals_codec_holds_for_every_site(
-    project: Project, free_ports: tuple[int, int]
+    nursed: NursedProject, free_ports: tuple[int, int]
 ) -> None:
-    federation = Federation(project, free_ports, "codec=int8")
+    federation = Federation(nursed, free_ports, "codec=int8")
     central = federation.central()
     a = federation.site("a", "codec=fp32", ROWS=ROWS)
     assert [a.wait(), central.wait()] == [0, 0]

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import Project
+from conftest import NursedProject, Project
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "programs"))
 
@@ -17,8 +17,8 @@ from federation import Federation, mid_phase, replay
 
 
 @pytest.fixture
-def federation(project: Project, free_ports: tuple[int, int]) -> Federation:
-    return Federation(project, free_ports)
+def federation(nursed: NursedProject, free_ports: tuple[int, int]) -> Federation:
+    return Federation(nursed, free_ports)
 
 
 def test_both_services_on_one_port(federation: Federation) -> None:
@@ -110,8 +110,8 @@ def test_status_shows_a_run_that_goes_on(federation: Federation) -> None:
         (["url=https://127.0.0.1:1", "bundle=nowhere"], "nowhere holds no key"),
     ],
 )
-def test_status_says_what_it_does_not_understand(project: Project, words, told) -> None:
-    ended = project.run("-m", "pww.status", *words)
+def test_status_says_what_it_does_not_understand(nursed: NursedProject, words, told) -> None:
+    ended = nursed.run("-m", "pww.status", *words)
     assert ended.returncode in (1, 2)
     assert told in ended.stderr
     assert "Traceback" not in ended.stderr
@@ -150,7 +150,8 @@ def test_a_central_needs_no_more_than_the_manifest(federation: Federation) -> No
 
 def test_open_connections_do_not_take_the_centrals_files(federation: Federation) -> None:
     """A low soft limit of open files is raised as far as it may be."""
-    script = (
+    script = federation.project.folder / "few_files.py"
+    script.write_text(
         "import resource, runpy, sys\n"
         "hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (200, hard))\n"
@@ -159,7 +160,7 @@ def test_open_connections_do_not_take_the_centrals_files(federation: Federation)
     )
     coordinator, aggregator = federation.ports
     central = federation.project.start(
-        "-c", script, *federation.overrides, "run.name=central", f"central.port={coordinator}",
+        str(script), *federation.overrides, "run.name=central", f"central.port={coordinator}",
         f"central.aggregator_port={aggregator}", f"central.blob_port={aggregator}", name="central",
     )  # fmt: skip
     central.until(lambda: "serves http" in central.text())
@@ -169,6 +170,7 @@ def test_open_connections_do_not_take_the_centrals_files(federation: Federation)
         assert site.wait() == 0
         assert central.wait() == 0
     finally:
+        script.unlink()
         for each in idle:
             each.close()
     federation.check_exactly_once()

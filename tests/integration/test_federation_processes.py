@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import Project
+from conftest import NursedProject
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "programs"))
 
@@ -22,8 +22,8 @@ from pww.central.audit import audit
 
 
 @pytest.fixture
-def federation(project: Project, free_ports: tuple[int, int]) -> Federation:
-    return Federation(project, free_ports)
+def federation(nursed: NursedProject, free_ports: tuple[int, int]) -> Federation:
+    return Federation(nursed, free_ports)
 
 
 def test_two_sites_end_and_every_theta_follows_from_the_draws(federation: Federation) -> None:

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import Project
+from conftest import NursedProject
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "programs"))
 
@@ -14,8 +14,8 @@ from pww.central.audit import merged_deltas
 
 
 @pytest.fixture
-def federation(project: Project, free_ports: tuple[int, int]) -> Federation:
-    return Federation(project, free_ports, "codec=bf16")
+def federation(nursed: NursedProject, free_ports: tuple[int, int]) -> Federation:
+    return Federation(nursed, free_ports, "codec=bf16")
 
 
 def test_a_residual_goes_on_with_its_replica_and_the_rest_is_told(federation: Federation) -> None:

@@ -322,6 +322,16 @@ def phases(site: Site, values: list[float]) -> list[tuple[int, Verdict]]:
     return done
 
 
+def test_sites_that_were_seeded_differently_start_from_one_theta(world: World) -> None:
+    values = {"s/a": 100.0, "s/b": 7.0}
+    a, b = (world.site(name, seed_value=value) for name, value in values.items())
+    thetas = both(a.exchange.pull, b.exchange.pull)
+    (winner,) = world.books.seeds
+    assert [value_of(theta.path) for theta in thetas] == [values[winner]] * 2  # type: ignore[attr-defined]
+    hashes = {(theta.round, state_hash(theta.path)) for theta in thetas}  # type: ignore[attr-defined]
+    assert hashes == {(0, thetas[0].state_hash)}  # type: ignore[attr-defined]
+
+
 def test_two_sites_seed_once_and_merge_every_delta_once(world: World) -> None:
     a, b = world.site("s/a", seed_value=100.0), world.site("s/b", seed_value=100.0)
     done = both(lambda: phases(a, [1.0, 2.0, 4.0]), lambda: phases(b, [8.0, 16.0, 32.0]))

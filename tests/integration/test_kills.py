@@ -7,15 +7,14 @@ restart takes a second and not ten. `tests/bench/kills.py` kills a thousand time
 
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import Project
+from conftest import NursedProject
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "programs"))
 
-from kills import Killer, Nursed, Nursery
+from kills import Killer, Nursed
 
 from pww.central.audit import audit
 from pww.demo import free_ports
@@ -24,23 +23,16 @@ from pww.transport.tensorfile import state_hash
 KILLS, KILLS_A_RUN = 50, 17
 
 
-@pytest.fixture
-def nursery(project: Project) -> Iterator[Nursery]:
-    made = Nursery(project.folder, project.env)
-    yield made
-    made.close()
-
-
 def ports() -> tuple[int, int]:
     leases, flower = free_ports(2)
     return leases, flower
 
 
 @pytest.mark.timeout(900)
-def test_the_central_is_killed_fifty_times(nursery: Nursery, project: Project) -> None:
+def test_the_central_is_killed_fifty_times(nursed: NursedProject) -> None:
     survived, hits, seed = 0, Counter[str](), 0
     while survived < KILLS:
-        federation = Nursed(nursery, project, ports())
+        federation = Nursed(nursed, ports())
         told = Killer(federation, seed).run(min(KILLS_A_RUN, KILLS - survived))
         federation.check()
         assert told.killed, "a run that is not killed once shows nothing"
@@ -50,12 +42,12 @@ def test_the_central_is_killed_fifty_times(nursery: Nursery, project: Project) -
     assert {"starting", "merging", "a delta is staged"} <= set(hits)
 
 
-def test_a_site_is_killed_at_step_4_of_10(nursery: Nursery, project: Project) -> None:
+def test_a_site_is_killed_at_step_4_of_10(nursed: NursedProject) -> None:
     """Alone in its run, so that the verdicts are the same whatever its speed: so is every bit."""
     hashes, momenta = [], []
     for killed in (False, True):
         federation = Nursed(
-            nursery, project, ports(), "darl.block_windows=8", "diloco.inner_steps=10",
+            nursed, ports(), "darl.block_windows=8", "diloco.inner_steps=10",
             "data.max_windows=390",
         )  # fmt: skip
         central = federation.central()

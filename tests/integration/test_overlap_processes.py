@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import Project
+from conftest import NursedProject
 from safetensors.numpy import load_file
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "programs"))
@@ -66,10 +66,10 @@ def test_sharded_weights_move_with_theta(tmp_path: Path, free_ports: tuple[int, 
 
 
 def test_a_site_that_overlaps_is_killed_and_nothing_is_lost(
-    project: Project, free_ports: tuple[int, int]
+    nursed: NursedProject, free_ports: tuple[int, int]
 ) -> None:
     federation = Federation(
-        project, free_ports, "diloco.overlap=true", "codec=bf16", "data.max_windows=640"
+        nursed, free_ports, "diloco.overlap=true", "codec=bf16", "data.max_windows=640"
     )
     central = federation.central()
     a = federation.site("a", STEP_S="0.03")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from conftest import CLOSED_FORM, Child, Project
+from conftest import CLOSED_FORM, Child, NursedProject
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from pww.central.audit import audit
@@ -23,7 +23,7 @@ from pww.wire import Acquire, Heartbeat, Leave, Refusal, Release
 QUICK = (
     "data.max_windows=480", "diloco.inner_steps=20", "darl.heartbeat_s=0.3", "darl.detect_s=1.5",
     "darl.ttl_floor_s=3", "darl.restore_grace_s=3", "transport.poll_s=0.1",
-    "transport.retry_max_s=1", "metrics.wandb.mode=offline", "optim.batch_windows=4",
+    "transport.retry_max_s=1", "metrics.wandb.mode=disabled", "optim.batch_windows=4",
 )  # fmt: skip
 CALLS = ("register", "acquire", "heartbeat", "release", "leave")
 LIFE = "1" * 32
@@ -32,7 +32,7 @@ LIFE = "1" * 32
 class Secured:
     """One central with keys for local/a, local/b and other/a, and what its sites have."""
 
-    def __init__(self, project: Project, ports: tuple[int, int]) -> None:
+    def __init__(self, project: NursedProject, ports: tuple[int, int]) -> None:
         self.project, self.ports = project, ports
         self.keys = project.outputs / "keys"
         self.command("init", "host=central.example", "replicas=local/a,local/b,other/a")
@@ -97,13 +97,14 @@ class Secured:
 
 
 @pytest.fixture
-def secured(project: Project, free_ports: tuple[int, int]) -> Secured:
-    return Secured(project, free_ports)
+def secured(nursed: NursedProject, free_ports: tuple[int, int]) -> Secured:
+    return Secured(nursed, free_ports)
 
 
 def test_two_sites_train_to_the_end_and_no_secret_is_written_anywhere(secured: Secured) -> None:
-    central = secured.central()
-    sites = [secured.site(name, STEP_S="0.02") for name in ("a", "b")]
+    everything = "metrics.wandb.mode=offline"  # what can write, writes
+    central = secured.central(everything)
+    sites = [secured.site(name, everything, STEP_S="0.02") for name in ("a", "b")]
     with secured.client() as client:
         token = secured.session(client, "a", "9" * 32)["authorization"].split()[1]
     assert [site.wait() for site in sites] == [0, 0]
@@ -122,6 +123,8 @@ def test_two_sites_train_to_the_end_and_no_secret_is_written_anywhere(secured: S
             content = path.read_bytes()
             assert not [word for word in secrets if word.encode() in content], path
     assert looked > 50
+    for run in ("central", "a", "b"):
+        assert list((secured.project.outputs / run / "wandb").glob("offline-run-*/*.wandb"))
     frozen = (secured.project.outputs / "a" / "config.yaml").read_text()
     assert f"bundle: {secured.bundle}" in frozen
 
@@ -342,6 +345,12 @@ def test_hostile_bodies_are_refused_without_effect(secured: Secured) -> None:
                 == 401
             )
     assert secured.status()["coverage"] == before
+    told = [line.partition("refused 127.0.0.1: ")[2] for line in central.text().splitlines()]
+    told = [reason for reason in told if reason]
+    assert told, "an operator reads of it"
+    assert len(told) == len(set(told)) <= 8, "a line a kind, of a hundred requests"
+    assert sum("not a valid " in reason for reason in told) == 1
+    assert sum("has more than" in reason for reason in told) == 1
     made = {path.name for path in secured.project.outputs.iterdir()}
     assert not made & {"x", "passwd"}
     assert central.process.poll() is None
@@ -381,15 +390,15 @@ def test_a_node_key_that_is_not_the_tokens_cannot_be_registered(secured: Secured
     ],
 )
 def test_off_loopback_nothing_starts_without_credentials(
-    project: Project, program: str, words: list[str], told: str
+    nursed: NursedProject, program: str, words: list[str], told: str
 ) -> None:
-    done = project.run("-m", program, *words)
+    done = nursed.run("-m", program, *words)
     assert done.returncode == 2
     assert told in done.stderr
 
 
-def test_a_folder_without_keys_is_refused_before_a_port_is_taken(project: Project) -> None:
-    done = project.run("-m", "pww.central", "central.security.keys=outputs/nothing", *QUICK)
+def test_a_folder_without_keys_is_refused_before_a_port_is_taken(nursed: NursedProject) -> None:
+    done = nursed.run("-m", "pww.central", "central.security.keys=outputs/nothing", *QUICK)
     assert done.returncode == 1
     assert "give central.security.keys the folder that python -m pww.central init made" in (
         done.stdout + done.stderr

@@ -7,16 +7,14 @@ import os
 import signal
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
-from conftest import Project, _environment
+from conftest import Child, NursedProject
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "programs"))
 
-from kills import Nursery, Sprout
 from split import Split, SplitKiller
 
 from pww.central import credentials
@@ -27,31 +25,24 @@ from pww.transport.tls import client_context
 KILLS, KILLS_A_RUN = 10, 10
 
 
-@pytest.fixture(scope="module")
-def nursery(project_copy: Path) -> Iterator[Nursery]:
-    made = Nursery(project_copy, _environment(project_copy))
-    yield made
-    made.close()
-
-
-def federation(nursery: Nursery, project: Project, *overrides: str) -> Split:
+def federation(nursed: NursedProject, *overrides: str) -> Split:
     leases, flower = free_ports(2)
-    return Split(nursery, project, (leases, flower), *overrides)
+    return Split(nursed, (leases, flower), *overrides)
 
 
-def stopped(process: Sprout) -> str:
+def stopped(process: Child) -> str:
     """What it said, after a SIGTERM that it obeyed."""
-    os.kill(process.pid, signal.SIGTERM)
-    assert process.wait(30) == 130, process.text()
-    assert "Traceback" not in process.text()
-    return process.text()
+    os.kill(process.process.pid, signal.SIGTERM)
+    assert process.wait(30) == 130, process.said()
+    assert "Traceback" not in process.said()
+    return process.said()
 
 
 @pytest.mark.timeout(600)
-def test_either_is_killed_ten_times(nursery: Nursery, project: Project) -> None:
+def test_either_is_killed_ten_times(nursed: NursedProject) -> None:
     killed, hits, seed = Counter[str](), Counter[str](), 0
     while killed.total() < KILLS:
-        run = federation(nursery, project, "data.max_windows=480")
+        run = federation(nursed, "data.max_windows=480")
         told = SplitKiller(run, seed).run(min(KILLS_A_RUN, KILLS - killed.total()), ("a", "b"))
         run.check()
         assert told.killed.total(), "a run in which nobody is killed shows nothing"
@@ -63,26 +54,26 @@ def test_either_is_killed_ten_times(nursery: Nursery, project: Project) -> None:
     assert min(killed["coordinator"], killed["aggregator"]) >= 3
 
 
-def test_the_life_of_a_run_in_two_processes_with_keys(nursery: Nursery, project: Project) -> None:
+def test_the_life_of_a_run_in_two_processes_with_keys(nursed: NursedProject) -> None:
     """Who comes first waits; a second site waits; stops, a new secret, a revocation, the end."""
-    keys, clock = project.outputs / "keys", SystemClock()
+    keys, clock = nursed.outputs / "keys", SystemClock()
     replicas = ["local/a", "elsewhere/b"]
     credentials.init(keys, hosts=[], replicas=replicas, port=29510, clock=clock)
-    run = federation(nursery, project, "data.max_windows=800")
+    run = federation(nursed, "data.max_windows=800")
     with_keys = "central.security.keys=outputs/keys"
     aggregator = run.role("aggregator", with_keys)
-    aggregator.until(lambda: "no coordinator runs on this run folder" in aggregator.text())
-    assert "central.roles=[coordinator] and otherwise the same command" in aggregator.text()
+    aggregator.until(lambda: "no coordinator runs on this run folder" in aggregator.said())
+    assert "central.roles=[coordinator] and otherwise the same command" in aggregator.said()
     assert "stopped while the coordinator of outputs/central did not" in stopped(aggregator)
 
     coordinator = run.role("coordinator", with_keys)
-    coordinator.until(lambda: " serves " in coordinator.text())
+    coordinator.until(lambda: " serves " in coordinator.said())
     odd = run.role("aggregator", with_keys, "diloco.outer.lr=0.5")
     assert odd.wait(60) == 2
-    assert "diloco.outer.lr=0.5: the coordinator of this run has 0.7" in odd.text()
+    assert "diloco.outer.lr=0.5: the coordinator of this run has 0.7" in odd.said()
 
     # of two sites that come to a coordinator alone one joins, the other one waits, and says why
-    def site(replica: str) -> Sprout:
+    def site(replica: str) -> Child:
         name, _, own = replica.partition("/")
         return run.site(
             own, f"site.name={name}", f"central.url=https://127.0.0.1:{run.ports[0]}",
@@ -92,8 +83,8 @@ def test_the_life_of_a_run_in_two_processes_with_keys(nursery: Nursery, project:
     a = site("local/a")
     coordinator.until(lambda: shown(run)["members"])
     b = site("elsewhere/b")
-    b.until(lambda: "HTTP 503: site elsewhere cannot join local yet" in b.text())
-    assert "central.roles=[aggregator]; the site waits for it" in b.text()
+    b.until(lambda: "HTTP 503: site elsewhere cannot join local yet" in b.said())
+    assert "central.roles=[aggregator]; the site waits for it" in b.said()
     assert [member["replica"] for member in shown(run)["members"]] == ["local/a"]
 
     aggregator = run.role_again("aggregator")
@@ -113,10 +104,10 @@ def test_the_life_of_a_run_in_two_processes_with_keys(nursery: Nursery, project:
     aggregator.until(lambda: run.merges() >= known + 2)  # sessions are opened anew at both
     credentials.revoke(keys, replica="elsewhere/b")
     assert b.wait(60) == 1
-    assert "elsewhere/b was revoked" in b.text() or "is not the key of" in b.text()
+    assert "elsewhere/b was revoked" in b.said() or "is not the key of" in b.said()
     assert a.wait() == 0
     assert [aggregator.wait(60), coordinator.wait(60)] == [0, 0]
-    assert "elsewhere/b takes part no more" in aggregator.text()
+    assert "elsewhere/b takes part no more" in aggregator.said()
 
     run.check()
     final = json.loads((run.state.parent / "final" / "theta.json").read_text())
@@ -124,8 +115,8 @@ def test_the_life_of_a_run_in_two_processes_with_keys(nursery: Nursery, project:
     for process in (coordinator, aggregator, run.role_again("coordinator"),
                     run.role_again("aggregator")):  # fmt: skip
         process.wait(60)
-        assert "is complete" in process.text()
-        assert "Traceback" not in process.text()
+        assert "is complete" in process.said()
+        assert "Traceback" not in process.said()
 
 
 def asked(run: Split, method: str, url: str, token: str) -> httpx.Response:

@@ -158,8 +158,9 @@ def test_kill_resume_kill_resume_is_the_uninterrupted_run(project: Project) -> N
         ("outer", ("outcome", "base_round", "delta_norm", "drift", "phase_tokens", "steps")),
     ):
         assert told(run, split, *columns, *more) == told(calm, split, *columns, *more), split
-    steps = [row["step"] for row in rows(run, "train")]
-    assert steps == [row["step"] for row in rows(calm, "train")], "each step once"
+    for split, key in (("train", "step"), ("eval", "round"), ("outer", "round")):
+        once = [row[key] for row in rows(calm, split)]
+        assert [row[key] for row in rows(run, split)] == once, f"each {split} row once"
     known = [row for row in before if row["round"] == 0]
     assert rows(run, "train")[: len(known)] == known, "rows of what was done before a kill stay"
     assert (run / "wandb_id").read_text() == wandb_id

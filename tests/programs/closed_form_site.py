@@ -10,6 +10,7 @@ NAN_PHASES phases that end in nan, ROWS of the weight (3).
 
 import os
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -34,6 +35,17 @@ def step(weight: torch.Tensor, bias: torch.Tensor, windows: list[int]):
     """One inner step in fp32."""
     goal = torch.stack([target(w) for w in windows]).mean(0)
     return weight - (weight - goal) * RATE, bias - (bias - goal.mean()) * RATE
+
+
+@dataclass
+class StepCopy:
+    """An inner state that is a number."""
+
+    step: int
+
+    def write(self, folder: Path):
+        folder.mkdir()
+        (folder / "step").write_text(str(self.step))
 
 
 class ClosedForm:
@@ -99,8 +111,10 @@ class ClosedForm:
         return EvalResult(loss=float(self.theta["weight"].double().square().mean()), tokens=100)
 
     def save_inner(self, folder: Path):
-        folder.mkdir()
-        (folder / "step").write_text(str(self.step))
+        self.copy_inner().write(folder)
+
+    def copy_inner(self):
+        return StepCopy(self.step)
 
     def load_inner(self, folder: Path):
         self.step = int((folder / "step").read_text())

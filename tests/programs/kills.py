@@ -3,23 +3,15 @@
 After every kill the ledger is audited as the dead process left it.
 """
 
-import json
-import os
-import queue
 import shutil
-import signal
-import subprocess
-import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from conftest import CLOSED_FORM, Project
+from conftest import Child, NursedProject
 from federation import Federation, replay
 
 from pww.central.audit import audit
@@ -27,7 +19,6 @@ from pww.central.replay import replay as merge_again
 
 AIMS = ("start", "serving", "receiving", "merging")
 """What a kill waits for before its random delay."""
-NURSERY = Path(__file__).with_name("nursery.py")
 SITES = ("a", "b", "c")
 OVERRIDES = (
     "diloco.inner_steps=8", "transport.retry_first_s=0.05", "transport.retry_max_s=0.3",
@@ -35,100 +26,11 @@ OVERRIDES = (
 )  # fmt: skip
 
 
-class Nursery:
-    """One nursery process; `start` has the program forked there."""
-
-    def __init__(self, folder: Path, env: dict[str, str]) -> None:
-        self._folder = folder
-        self._process = subprocess.Popen(
-            [sys.executable, str(NURSERY)], cwd=folder, env=env, text=True, start_new_session=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        )  # fmt: skip
-        self.codes: dict[int, int] = {}
-        self._born: queue.Queue[int] = queue.Queue()
-        self._ready = threading.Event()
-        self._thread = threading.Thread(target=self._listen)
-        self._thread.start()
-        assert self._ready.wait(120), "the nursery does not start"
-
-    def _listen(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            told = json.loads(line)
-            if "ready" in told:
-                self._ready.set()
-            elif "code" in told:
-                self.codes[told["pid"]] = told["code"]
-            else:
-                self.codes.pop(told["pid"], None)  # of an earlier one: numbers come round again
-                self._born.put(told["pid"])
-
-    def start(self, *argv: str, log: Path, **env: str) -> "Sprout":
-        """Starts `python ARGV`."""
-        assert self._process.stdin is not None
-        log.touch()
-        since = log.stat().st_size
-        self._process.stdin.write(json.dumps({"argv": argv, "log": str(log), "env": env}) + "\n")
-        self._process.stdin.flush()
-        return Sprout(self, self._born.get(timeout=30), log, since)
-
-    def close(self) -> None:
-        """Ends it with all that it bore."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait(30)
-        self._thread.join(30)
-        assert self._process.stdout is not None
-        self._process.stdout.close()
-
-
-@dataclass
-class Sprout:
-    """A process that the nursery bore; as `conftest.Child`, as far as tests need it."""
-
-    nursery: Nursery
-    pid: int
-    log: Path
-    since: int  # bytes that others had written to its log before
-
-    @property
-    def code(self) -> int | None:
-        return self.nursery.codes.get(self.pid)
-
-    def text(self) -> str:
-        """What it said itself."""
-        return self.log.read_bytes()[self.since :].decode(errors="replace")
-
-    def kill(self) -> None:
-        """SIGKILL; returns when it is dead."""
-        with suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)
-        self.wait(30)
-
-    def wait(self, timeout_s: float = 120) -> int:
-        self.until(lambda: self.code is not None, timeout_s)
-        assert self.code is not None
-        return self.code
-
-    def until(self, ready: Callable[[], object], timeout_s: float = 90) -> None:
-        """Returns when `ready()` is true; fails when it ends or the time is up first."""
-        end_s = time.monotonic() + timeout_s
-        while not ready():
-            if self.code is not None and not ready():
-                raise AssertionError(f"ended with {self.code}:\n{self.text()[-3000:]}")
-            if time.monotonic() > end_s:
-                raise AssertionError(f"nothing after {timeout_s} s:\n{self.text()[-3000:]}")
-            time.sleep(0.005)
-
-
 class Nursed(Federation):
-    """A federation whose processes come from a nursery."""
+    """A federation of a nursery's processes, for kills: it keeps what it takes to merge again."""
 
-    def __init__(
-        self, nursery: Nursery, project: Project, ports: tuple[int, int], *overrides: str
-    ) -> None:
+    def __init__(self, project: NursedProject, ports: tuple[int, int], *overrides: str) -> None:
         super().__init__(project, ports, *OVERRIDES, *overrides)
-        self.nursery = nursery
 
     @property
     def state(self) -> Path:
@@ -147,26 +49,9 @@ class Nursed(Federation):
             shutil.rmtree(self.project.outputs / run, ignore_errors=True)
             (self.project.folder / f"{run}.log").unlink(missing_ok=True)
 
-    def central(self, *overrides: str) -> Sprout:  # type: ignore[override]
-        leases, flower = self.ports
-        return self.nursery.start(
-            "-m", "pww.central", *self.overrides, "run.name=central", f"central.port={leases}",
-            f"central.aggregator_port={flower}", f"central.blob_port={flower}", *overrides,
-            log=self.project.folder / "central.log",
-        )  # fmt: skip
-
-    def central_again(self) -> Sprout:
+    def central_again(self) -> Child:
         """The same central without the composition of its configuration: half the start."""
-        return self.nursery.start(
-            "central", str(self.state.parent), log=self.project.folder / "central.log"
-        )
-
-    def site(self, replica: str, *overrides: str, name: str = "", **env: str) -> Sprout:  # type: ignore[override]
-        return self.nursery.start(
-            str(CLOSED_FORM), *self.overrides, f"replica={replica}", f"run.name={name or replica}",
-            f"central.url=http://127.0.0.1:{self.ports[0]}", *overrides,
-            log=self.project.folder / f"{name or replica}.log", **env,
-        )  # fmt: skip
+        return self.project.start("central", str(self.state.parent), name="central")
 
 
 @dataclass
@@ -204,11 +89,11 @@ class Killer:
             central = federation.central_again() if frozen else federation.central()
         for site in sites:
             site.until(lambda site=site: site.code is not None or central.code, 120)
-            said = f"{site.text()[-2000:]}\n{central.text()[-2000:]}"
+            said = f"{site.said()[-2000:]}\n{central.said()[-2000:]}"
             assert site.code == 0, f"site: {site.code}, central: {central.code}\n{said}"
         code = central.wait(60)
         # killed after its last word, it finds nothing left to do
-        assert code == 0 or "is complete" in central.text(), central.text()[-3000:]
+        assert code == 0 or "is complete" in central.said(), central.said()[-3000:]
         return self.told
 
     def _any_books(self) -> bool:
@@ -216,7 +101,7 @@ class Killer:
         ledger = self._federation.state / "ledger.sqlite"
         return bool(self.told.start_s) and ledger.exists()
 
-    def _aim(self, central: Sprout) -> bool:
+    def _aim(self, central: Child) -> bool:
         """Returns at the moment of the kill; False: the run was over before."""
         aim = AIMS[self._rng.choice(len(AIMS), p=(0.2, 0.3, 0.2, 0.3))]
         if aim == "start":
@@ -224,7 +109,7 @@ class Killer:
             self._sleep(usual_s)
             return central.code is None
         began_s = time.monotonic()
-        self._until(lambda: " serves " in central.text() or central.code is not None, 60)
+        self._until(lambda: " serves " in central.said() or central.code is not None, 60)
         if central.code is not None:
             return False
         self.told.start_s.append(time.monotonic() - began_s)
@@ -240,9 +125,9 @@ class Killer:
                 self._sleep(0.05)
         return central.code is None
 
-    def _at(self, central: Sprout) -> str:
+    def _at(self, central: Child) -> str:
         """What the central is about to do."""
-        if " serves " not in central.text():
+        if " serves " not in central.said():
             return "starting"
         if any(name.endswith(".part") for name in self._generations()):
             return "merging"

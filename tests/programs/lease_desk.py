@@ -96,7 +96,7 @@ class Central:
         )
         if not self.books.generation:
             self.books.seed(generation="round-000000", state_hash="0" * 64)
-        self._app = CoordinatorApp(self.books)
+        self._app = CoordinatorApp(self.books, clock=SystemClock())
         self.http = Lossy(self._app)
         self._server = AsgiServer(host="127.0.0.1", port=self.port, key="central.port")
         self.port = self._server.port

@@ -3,7 +3,7 @@
 Tests import it. As a program it puts, settles and puts again, and each time dies, or finds the disk
 full, at a later file operation:
 
-    python lone_replica.py FOLDER die|full [CODEC] [distcp]
+    python lone_replica.py FOLDER die|full [CODEC] [distcp|beside]
 
 or, with `short`, may write files up to a size that grows from try to try. A codec that loses
 something has error feedback. With `distcp` the inner state is saved as the engine saves it.
@@ -14,6 +14,7 @@ import os
 import resource
 import sys
 from collections import Counter
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -36,7 +37,8 @@ from pww.replica.durable import Durable
 from pww.replica.outbox import Outbox
 from pww.replica.plan import PhasePlan
 from pww.replica.report import Report
-from pww.trainer import inner_state
+from pww.rows import take_back
+from pww.trainer import inner_copy, inner_state
 from pww.trainer.api import EvalResult, PhaseResult
 from pww.trainer.ranks import Ranks, init_ranks
 from pww.transport.exchange import Theta
@@ -142,12 +144,10 @@ class Pull:
         return EvalResult(loss=float(self.theta["weight"].double().square().mean()), tokens=100)
 
     def save_inner(self, folder: Path) -> None:
-        try:
-            folder.mkdir()
-            save_file(self.momentum, folder / "momentum.safetensors")
-            (folder / "step").write_text(str(self.step))
-        except OSError as why:
-            raise CheckpointError(f"{folder}: {why}") from why
+        self.copy_inner().write(folder)
+
+    def copy_inner(self) -> "PullCopy":
+        return PullCopy({name: value.clone() for name, value in self.momentum.items()}, self.step)
 
     def load_inner(self, folder: Path) -> None:
         self.momentum = load_file(folder / "momentum.safetensors")
@@ -159,6 +159,22 @@ class Pull:
 
     def close(self) -> None:
         pass
+
+
+@dataclass
+class PullCopy:
+    """The inner state of a `Pull`."""
+
+    momentum: dict[str, torch.Tensor]
+    step: int
+
+    def write(self, folder: Path) -> None:
+        try:
+            folder.mkdir()
+            save_file(self.momentum, folder / "momentum.safetensors")
+            (folder / "step").write_text(str(self.step))
+        except OSError as why:
+            raise CheckpointError(f"{folder}: {why}") from why
 
 
 class Sharded(Pull):
@@ -186,6 +202,9 @@ class Sharded(Pull):
 
     def save_inner(self, folder: Path) -> None:
         inner_state.save(folder, self, step=self.step, ranks=self.ranks)
+
+    def copy_inner(self):
+        return inner_copy.copied(self, step=self.step, ranks=self.ranks)
 
     def load_inner(self, folder: Path) -> None:
         self.step = inner_state.load(folder, self, ranks=self.ranks)
@@ -220,12 +239,14 @@ class Lone:
         start = Start(space, model_digest(SHAPES), seed, self.outbox.last, tag)
         self.ends = connect(config(), run, start, clock=SystemClock(), stop=ranks.asked)
         self.exchange = carrier(self.ends.exchange)
+        last = self.outbox.last
+        left = take_back(run / "metrics.jsonl", after=0 if last is None else last.step)
         self.metrics = Metrics(
             run, project="pww", group="g", name="n", wandb_id="id", mode="disabled", config={}
         )
         self.report = Report(
             run, metrics=self.metrics, outbox=self.outbox, plan=self.plan,
-            every_rounds=every_rounds, clock=self.trainer.clock,
+            every_rounds=every_rounds, clock=self.trainer.clock, left=left,
         )  # fmt: skip
 
     def train(self, *, clock: Clock = SystemClock(), overlap: bool = False) -> None:
@@ -277,13 +298,17 @@ class Never:
         return False
 
 
-def put_one(outbox: Outbox, trainer: Pull, theta: Theta, lease: Lease):
-    """One phase and its entry, without books."""
+def put_one(outbox: Outbox, trainer: Pull, theta: Theta, lease: Lease, *, beside: bool = False):
+    """One phase and its entry, durable, without books."""
     trainer.load(theta.path)
     result = trainer.run(
         PLAN.windows(lease), progress=0.0, progress_end=0.1, on_step=NoSteps(), stop=Never()
     )
-    return outbox.put(trainer, theta, result, lease, run="a" * 32, partial=False, held_out=None)
+    entry = outbox.put(
+        trainer, theta, result, lease, run="a" * 32, partial=False, held_out=None, beside=beside
+    )
+    outbox.saved()
+    return entry
 
 
 def theta_in(folder: Path, round_: int = 0) -> Theta:
@@ -299,12 +324,12 @@ def theta_in(folder: Path, round_: int = 0) -> Theta:
 def three_phases(run: Path, say, arm, codec: str, inner: str) -> None:
     """Put, settle, `arm`, put, settle, put; says what is promised to be durable by then."""
     theta, ranks = theta_in(run.parent / f"{run.name}-theta"), alone()
-    trainer = Sharded(ranks) if inner == "distcp" else Pull()
+    trainer = Pull() if inner == "plain" else Sharded(ranks)
     outbox = open_outbox(run, ranks, codec=codec)
     for lease in LEASES:
         if lease is LEASES[1]:
             arm()
-        entry = put_one(outbox, trainer, theta, lease)
+        entry = put_one(outbox, trainer, theta, lease, beside=inner == "beside")
         say(f"put {entry.offer.delta}")
         if lease is not LEASES[-1]:
             outbox.settle(Verdict(delta=entry.offer.delta, outcome="merged", round=lease.id + 1))
@@ -393,6 +418,7 @@ def child(run: Path, how: str, number: int, codec: str, inner: str) -> int:
 def main(folder: Path, how: str, codec: str = "fp32", inner: str = "plain") -> None:
     """A child for each point, until one gets through."""
     torch.set_num_threads(1)
+    sys.dont_write_bytecode = True  # only what is under test writes
     config()
     for number in range(1, 1000):
         run = folder / f"{number:03d}"

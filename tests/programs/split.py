@@ -5,8 +5,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 import numpy as np
-from conftest import Project
-from kills import Nursed, Nursery, Sprout
+from conftest import Child
+from kills import Nursed
 
 from pww.central.audit import audit
 
@@ -16,29 +16,23 @@ ROLES = ("coordinator", "aggregator")
 class Split(Nursed):
     """Each role logs to a file of its name."""
 
-    def __init__(
-        self, nursery: Nursery, project: Project, ports: tuple[int, int], *overrides: str
-    ) -> None:
-        super().__init__(nursery, project, ports, *overrides)
-        self.logs = {role: project.folder / f"{role}.log" for role in ROLES}
-
-    def role(self, role: str, *overrides: str) -> Sprout:
+    def role(self, role: str, *overrides: str) -> Child:
         """A process that serves one role, from its command line on."""
         leases, flower = self.ports
-        return self.nursery.start(
+        return self.project.start(
             "-m", "pww.central", *self.overrides, "run.name=central", f"central.port={leases}",
             f"central.aggregator_port={flower}", f"central.roles=[{role}]", *overrides,
-            log=self.logs[role],
+            name=role,
         )  # fmt: skip
 
-    def role_again(self, role: str) -> Sprout:
+    def role_again(self, role: str) -> Child:
         """The same without the composition of its configuration."""
-        return self.nursery.start("central", str(self.state.parent), role, log=self.logs[role])
+        return self.project.start("central", str(self.state.parent), role, name=role)
 
     def clear(self) -> None:
         super().clear()
-        for log in self.logs.values():
-            log.unlink(missing_ok=True)
+        for role in ROLES:
+            (self.project.folder / f"{role}.log").unlink(missing_ok=True)
 
 
 @dataclass
@@ -55,7 +49,7 @@ class SplitKiller:
     def __init__(self, federation: Split, seed: int) -> None:
         self._federation, self._rng = federation, np.random.default_rng(seed)
         self.told = SplitKills()
-        self._lives: dict[str, Sprout] = {}
+        self._lives: dict[str, Child] = {}
 
     def run(self, kills: int, sites: tuple[str, ...]) -> SplitKills:
         """Kills so often at most; then the run goes to its end, all by themselves."""
@@ -79,19 +73,19 @@ class SplitKiller:
                 self._lives[victim] = federation.role_again(victim)
         for site in living:
             site.until(lambda site=site: site.code is not None, 120)
-            assert site.code == 0, f"{site.text()[-2000:]}\n{self._said()}"
+            assert site.code == 0, f"{site.said()[-2000:]}\n{self._said()}"
         for role in reversed(ROLES):
             code = self._lives[role].wait(60)
             # killed after its last word, it finds nothing left to do
-            assert code == 0 or "is complete" in self._lives[role].text(), self._said()
+            assert code == 0 or "is complete" in self._lives[role].said(), self._said()
         return self.told
 
     def _said(self) -> str:
-        return "\n".join(f"--- {role}\n{life.text()[-3000:]}" for role, life in self._lives.items())
+        return "\n".join(f"--- {role}\n{life.said()[-3000:]}" for role, life in self._lives.items())
 
     def _until_serving(self) -> None:
         for life in self._lives.values():
-            life.until(lambda life=life: " serves " in life.text())
+            life.until(lambda life=life: " serves " in life.said())
 
     def _aim(self, victim: str) -> bool:
         """Returns at the moment of the kill; False: the run was over before."""
@@ -112,7 +106,7 @@ class SplitKiller:
 
         if aim != "start":
             life = self._lives[victim]
-            while " serves " not in life.text() and not over() and time.monotonic() < end_s:
+            while " serves " not in life.said() and not over() and time.monotonic() < end_s:
                 time.sleep(0.005)
         while not ready() and not over() and time.monotonic() < end_s:
             time.sleep(0.001)
@@ -121,7 +115,7 @@ class SplitKiller:
         return not over()
 
     def _at(self) -> str:
-        if any(" serves " not in life.text() for life in self._lives.values()):
+        if any(" serves " not in life.said() for life in self._lives.values()):
             return "one is starting"
         if any(name.endswith(".part") for name in self._generations()):
             return "merging"

@@ -11,6 +11,7 @@ failed, or if a kind of fault never happened.
 
 import json
 import logging
+import signal
 import sys
 import time
 from collections import Counter
@@ -41,6 +42,7 @@ def many(first: int, number: int, *, jobs: int, strict: bool) -> int:
     totals: Counter[str] = Counter()
     seen: Counter[str] = Counter()
     size = max(1, min(50, number // (2 * jobs)))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # and so its processes end with it
     blocks = [(i, min(i + size, first + number)) for i in range(first, first + number, size)]
     with get_context("spawn").Pool(jobs, initializer=_quiet) as pool:
         for outcomes in pool.imap_unordered(partial(_block, strict=strict), blocks):

@@ -144,7 +144,7 @@ def test_a_model_larger_than_what_may_travel_is_refused_before_training(tmp_path
     clock, ledger = SystemClock(), Ledger(tmp_path / "ledger.sqlite")
     darl = config().darl
     books = Coordinator(ledger, SPACE, darl=darl, aggregator_port=1, clock=clock, limit_mb=3)
-    server.start(CoordinatorApp(books), name="coordinator")
+    server.start(CoordinatorApp(books, clock=SystemClock()), name="coordinator")
     start = start_with(None, tmp_path)
     start.seed.write_bytes(bytes(3_100_000))
     central = config().central.model_copy(update={"url": f"http://127.0.0.1:{server.port}"})
@@ -172,7 +172,7 @@ def test_with_a_carrier_the_centrals_limit_holds(tmp_path: Path, monkeypatch, th
         ledger, SPACE, darl=config().darl, aggregator_port=1, clock=clock, limit_mb=theirs_mb,
         carriage=carriage,
     )  # fmt: skip
-    server.start(CoordinatorApp(books), name="coordinator")
+    server.start(CoordinatorApp(books, clock=SystemClock()), name="coordinator")
     start = start_with(None, tmp_path)
     start.seed.write_bytes(bytes(3_100_000))
     central = config().central.model_copy(update={"url": f"http://127.0.0.1:{server.port}"})

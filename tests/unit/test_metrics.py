@@ -18,11 +18,11 @@ from pww.metrics import Metrics
 CONFIG = {"seed": 7, "optim": {"lr": 0.5}}
 
 
-def open_metrics(folder: Path, mode: str = "offline", *, from_step: int = sys.maxsize) -> Metrics:
+def open_metrics(folder: Path, mode: str = "offline") -> Metrics:
     folder.mkdir(exist_ok=True)
     return Metrics(
         folder, project="pww", group="run", name="run-a", wandb_id="abcd1234", mode=mode,
-        config=CONFIG, from_step=from_step,
+        config=CONFIG,
     )  # fmt: skip
 
 
@@ -98,45 +98,6 @@ def test_rows_are_there_at_once_and_survive_a_second_start(tmp_path: Path) -> No
     rows = read_json_lines(tmp_path / "metrics.jsonl")
     assert rows[:3] == ROWS
     assert math.isnan(rows[3]["loss"])
-
-
-def test_train_rows_later_than_what_is_resumed_from_go_and_no_others(tmp_path: Path) -> None:
-    file = tmp_path / "metrics.jsonl"
-    metrics = open_metrics(tmp_path, "disabled")
-    for step in (1, 2, 3):
-        metrics.row("train", step=step, round=0, tokens=step, loss=float(step))
-    metrics.row("eval", step=3, round=1, tokens=3, loss=2.0)
-    metrics.close()
-    before = read_json_lines(file)
-    with file.open("ab") as torn:
-        torn.write(b'{"split": "train", "step": 4')
-    again = open_metrics(tmp_path, "disabled", from_step=2)
-    again.row("train", step=3, round=0, tokens=3, loss=9.0)
-    again.close()
-    assert read_json_lines(file) == [
-        *before[:2], before[3],
-        {"split": "train", "step": 3, "round": 0, "tokens": 3, "loss": 9.0},
-    ]  # fmt: skip
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["metrics.jsonl"]
-    text = file.read_bytes()
-    open_metrics(tmp_path, "disabled", from_step=3).close()
-    assert file.read_bytes() == text, "nothing is later: nothing is written"
-
-
-def test_a_disk_that_refuses_to_drop_rows_costs_a_warning(
-    tmp_path: Path, monkeypatch, caplog
-) -> None:
-    metrics = open_metrics(tmp_path, "disabled")
-    metrics.row("train", step=1, round=0, tokens=1, loss=1.0)
-    metrics.close()
-
-    def full(path: Path, data: bytes) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr("pww.metrics.write_durably", full)
-    open_metrics(tmp_path, "disabled", from_step=0).close()
-    assert "a phase that was cut off stay in metrics.jsonl: [Errno 28] No space" in caplog.text
-    assert len(read_json_lines(tmp_path / "metrics.jsonl")) == 1
 
 
 def test_disabled_means_that_wandb_is_not_even_imported(tmp_path: Path, monkeypatch) -> None:

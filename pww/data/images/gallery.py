@@ -56,7 +56,7 @@ def open_gallery(images: Images, *, project: Path) -> Gallery:
     if images.kind == "digits":
         train, held_out = split_off(digit_images(), every=images.held_out_every)
         return Gallery(_first(train, images), held_out, MEAN, STD, flip=False)
-    folder = _folder(images, project)
+    folder = folder_of(images, project)
     train, measured = split_off(cifar.cifar10_train(folder), every=images.held_out_every)
     if images.measure != "held_out":
         measured = cifar.cifar10_test(folder, lossy=images.measure == "lossy_test")
@@ -73,7 +73,12 @@ def _first(train: Labelled, images: Images) -> Labelled:
     return Labelled(train.pixels[:num], train.labels[:num], train.source)
 
 
-def _folder(images: Images, project: Path) -> Path:
+def folder_of(images: Images, project: Path) -> Path:
+    """Where CIFAR-10 is.
+
+    Raises:
+        DataError: nowhere that `images` names.
+    """
     looked = [project / Path(root).expanduser() / images.kind for root in images.roots if root]
     for folder in looked:
         if folder.is_dir():

@@ -58,6 +58,9 @@ class Ranks:
     def most(self, mine: int) -> int:
         return mine
 
+    def beside(self) -> "Ranks":
+        return self
+
 
 class Quiet:
     """`pww.replica.report.Report` that says nothing."""
@@ -90,9 +93,12 @@ class WatchedOutbox(Outbox):
     def put(self, trainer: Any, theta: Theta, result: Any, lease: Lease, **more: Any) -> Entry:
         self.site.books.puts(lease, theta.round, self.merged, trainer.began)
         entry = super().put(trainer, theta, result, lease, **more)
-        self.site.encoded(entry)
         trainer.here = entry.offer.delta
         return entry
+
+    def _publish(self, part: Path, entry: Entry, drawn: Any) -> None:
+        super()._publish(part, entry, drawn)
+        self.site.encoded(entry)
 
     def settle(self, verdict: Verdict) -> None:
         self.site.books.told(verdict)
@@ -259,6 +265,7 @@ class Site:
         finally:
             pending = outbox.pending
             session.leave(() if pending is None else tuple(s.lease for s in pending.offer.spans))
+            outbox.close()
             if exchange is not None:
                 exchange.close()
                 counts = exchange.counts

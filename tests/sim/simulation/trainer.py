@@ -119,12 +119,10 @@ class Trainer:
         return EvalResult(loss=1.0, tokens=1)
 
     def save_inner(self, folder: Path) -> None:
-        try:
-            folder.mkdir()
-            with (folder / "step").open("w") as file:
-                file.write(str(self.step))
-        except OSError as why:
-            raise CheckpointError(f"{folder}: {why}") from why
+        self.copy_inner().write(folder)
+
+    def copy_inner(self) -> "StepCopy":
+        return StepCopy(self.step)
 
     def load_inner(self, folder: Path) -> None:
         self.step = int((folder / "step").read_text())
@@ -134,3 +132,18 @@ class Trainer:
 
     def close(self) -> None:
         pass
+
+
+@dataclass
+class StepCopy:
+    """An inner state that is a number."""
+
+    step: int
+
+    def write(self, folder: Path) -> None:
+        try:
+            folder.mkdir()
+            with (folder / "step").open("w") as file:
+                file.write(str(self.step))
+        except OSError as why:
+            raise CheckpointError(f"{folder}: {why}") from why

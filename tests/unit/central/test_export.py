@@ -218,9 +218,25 @@ def test_the_ledgers_folder_is_not_written_to(run: Path, inside: str, capsys) ->
     before = sorted(run.rglob("*"))
     assert command.main([str(run), f"out={run / inside}"]) == 1
     told = capsys.readouterr().err
-    assert f"out={run / inside} is in {run / 'central'}, where the ledger of the run" in told
+    assert f"out={run / inside} is in {run / 'central'}, where the ledger of a run" in told
     assert "name another folder" in told
     assert sorted(run.rglob("*")) == before
+
+
+def test_another_runs_ledger_is_left_alone_as_well(run: Path, tmp_path: Path, capsys) -> None:
+    from pww.central.ledger import FILE
+
+    other = tmp_path / "other" / "central"
+    other.mkdir(parents=True)
+    (other / FILE).write_bytes(b"")
+    (tmp_path / "link").symlink_to(other)
+    for out in (other, other / "generations" / "x", tmp_path / "link" / "x"):
+        assert command.main([str(run), f"out={out}"]) == 1
+        told = capsys.readouterr().err
+        assert f"out={out} is in {other}, where the ledger of a run and its generations" in told
+    assert [path.name for path in other.iterdir()] == [FILE]
+    command.main([str(run), f"out={tmp_path / 'other'}"])
+    assert "where the ledger of" not in capsys.readouterr().err, "beside it there is room"
 
 
 def test_a_run_without_rounds_has_nothing_to_export(run: Path, capsys) -> None:

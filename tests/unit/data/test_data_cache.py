@@ -1,9 +1,12 @@
+import errno
 import threading
+from pathlib import Path
 
 import pytest
 
 from pww.clock import ManualClock
-from pww.data.cache import published
+from pww.data.cache import published, withdrawn
+from pww.errors import DataError
 from pww.folder import owned
 
 
@@ -71,3 +74,30 @@ def test_waiting_for_another_builder_is_said_every_ten_seconds(tmp_path, caplog)
     assert caplog.messages == [
         f"waiting for another process that prepares x-1 ({s} s so far)" for s in (0, 10, 20)
     ]
+
+
+def test_an_entry_that_is_withdrawn_is_built_anew(tmp_path):
+    entry = tmp_path / "x-1"
+    for text in ("old", "new"):
+        published(entry, build=lambda folder: (folder / "a").write_text(text), clock=ManualClock())  # noqa: B023
+        kept = (entry / "a").open()
+        assert kept.read() == text
+        withdrawn(entry, clock=ManualClock())
+        withdrawn(entry, clock=ManualClock())
+        assert [path.name for path in tmp_path.iterdir()] == ["x-1.lock"]
+        kept.seek(0)
+        assert kept.read() == text, "who has it open keeps it"
+        kept.close()
+
+
+def test_an_entry_that_cannot_be_withdrawn_is_named(tmp_path, monkeypatch):
+    (tmp_path / "x-1").mkdir()
+
+    def refused(*_):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "rename", refused)
+    with pytest.raises(
+        DataError, match=r"^cannot remove the tokenised corpus .*x-1: Permission de"
+    ):
+        withdrawn(tmp_path / "x-1", clock=ManualClock())

@@ -95,6 +95,56 @@ def test_a_stop_says_how_to_go_on(words, monkeypatch, capsys):
     assert capsys.readouterr().err == "stopped; the same command goes on from what is done\n"
 
 
+def test_a_corpus_that_is_there_is_verified_and_mended_if_asked(words, monkeypatch, capsys):
+    monkeypatch.setattr("pww.log.setup", lambda **_: None)
+    assert app.main(["tokenize", *words]) == 0
+    made = capsys.readouterr().out
+    assert "whole" not in made
+    assert app.main(["tokenize", *words]) == 0
+    assert capsys.readouterr().out == (
+        f"corpus mine was there and is whole: every file has its manifest's SHA-256\n{made}"
+    )
+    config = compose(words)
+    folder = prepare(
+        config.data, seq_len=config.model.seq_len, vocab_multiple=config.model.vocab_multiple,
+        project=PROJECT,
+    ).folder  # fmt: skip
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    for name in ("train-00000.npy", "held_out-00000.npy"):
+        with (folder / name).open("r+b") as file:
+            file.seek(-1, os.SEEK_END)
+            file.write(b"\xff")
+    assert app.main(["tokenize", *words]) == 1
+    told = capsys.readouterr()
+    assert told.out == ""
+    *shards, remedy = told.err.splitlines()
+    sums = {shard.name: shard.sha256 for shard in _manifest(folder).shards}
+    assert shards[0].startswith(f"{folder}/train-00000.npy: SHA-256 ")
+    assert shards[0].endswith(f"…, its manifest says {sums['train-00000.npy'][:16]}…")
+    assert shards[1].startswith(f"{folder}/held_out-00000.npy: SHA-256 ")
+    assert remedy == (
+        "corpus mine is damaged: do not train on it; to tokenise it again: python -m pww.data "
+        f"tokenize {' '.join(words)} mend=true"
+    ).replace(words[2], f"'{words[2]}'")
+    assert app.main(["tokenize", *words, "mend=true"]) == 0
+    told = capsys.readouterr()
+    assert told.out == made
+    assert told.err.splitlines()[2] == "corpus mine is damaged: it is tokenised again"
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    # What is no file any more, or no manifest, is damage as well
+    (folder / "train-00000.npy").unlink()
+    assert app.main(["tokenize", *words]) == 1
+    assert f"{folder}/train-00000.npy: No such file or directory\n" in capsys.readouterr().err
+    (folder / "manifest.json").write_text("{}")
+    assert app.main(["tokenize", *words, "mend=true"]) == 0
+    assert "manifest.json is not a manifest of " in capsys.readouterr().err
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def _manifest(folder):
+    return pww.data.read_manifest(folder / "manifest.json")
+
+
 def test_help_needs_neither_torch_nor_tokenizers():
     code = (
         "import sys\nfrom pww.data.__main__ import main\nassert main(['--help']) == 0\n"
@@ -105,7 +155,7 @@ def test_help_needs_neither_torch_nor_tokenizers():
         timeout=120, env=os.environ | {"PYTHONPATH": str(PROJECT)},
     )  # fmt: skip
     assert done.stdout.splitlines()[-1] == "[]"
-    assert "python -m pww.data tokenize data=CORPUS [tokenizer=PATH]" in done.stdout
+    assert "python -m pww.data tokenize data=CORPUS [tokenizer=PATH] [mend=true]" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -122,6 +172,8 @@ def test_help_needs_neither_torch_nor_tokenizers():
             "window=x: the number of a window, from 0\njson=yes: tr",
         ),
         (["show", "held_out=1"], "held_out=1: true or false"),
+        (["tokenize", "mend=yes"], "mend=yes: true or false"),
+        (["show", "mend=true"], "mend=true: no such key or group"),
         (["tokenize", "dry=true"], "dry=true: python -m pww.data show says whether a corpus is"),
         (["tokenize", "resume=auto"], "resume=auto: tokenising goes on by itself from what is do"),
         (["tokenize", "window=3"], "window=3: no such key or group"),

@@ -208,3 +208,18 @@ def test_a_thousand_small_updates_add_up_in_fp32():
         low -= step.to(torch.bfloat16)
     assert theta.item() == pytest.approx(1.0, abs=1e-5)
     assert not math.isclose(low.item(), 1.0, abs_tol=0.1)  # what bf16 masters would have made
+
+
+@pytest.mark.parametrize("partial", [False, True])
+@pytest.mark.parametrize("lr", [1e-60, 1e-45, 0.7, 1e9])
+@pytest.mark.parametrize("momentum_factor", [0.0, 1e-60, 0.9, 1.0])
+def test_momentum_that_is_not_finite_shows_in_theta(momentum_factor, lr, partial):
+    """So that a merge looks at theta only: over all extremes that the inputs can have."""
+    ends = torch.tensor([0.0, 1e-45, 1.0, 3e38, -1.0, -3e38])
+    theta, m, d = (grid.reshape(-1) for grid in torch.meshgrid(ends, ends, ends, indexing="ij"))
+    d = torch.where(d.abs() == 1e-45, torch.inf, d)  # a mean that overflowed
+    new_theta, new_m = outer_step(
+        theta, m, d, lr=lr, momentum_factor=momentum_factor, partial=partial
+    )
+    assert not (new_theta.isfinite() & ~new_m.isfinite()).any()
+    assert partial or not new_m.isfinite().all(), "there is something to show"

@@ -2,13 +2,15 @@
 
 import json
 import os
-import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from births import Nursery
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "programs"))
 
@@ -35,7 +37,6 @@ from pww.wire import Verdict
 
 ROOT = Path(__file__).parents[3]
 PROGRAMS = ROOT / "tests" / "programs"
-ENV = {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
 @pytest.fixture
@@ -367,12 +368,15 @@ def test_an_inner_state_that_cannot_be_saved_leaves_no_part(open_outbox, theta, 
 # ------------------------------------------------------------------- crashes and full disks
 
 
-def points(folder: Path, how: str, *more: str) -> dict[int, int]:
+@pytest.fixture
+def points(nursery: Nursery, tmp_path: Path) -> Callable[..., dict[int, int]]:
     """Runs the program; its exit code at each point."""
-    done = subprocess.run(
-        [sys.executable, str(PROGRAMS / "lone_replica.py"), str(folder), how, *more],
-        capture_output=True, text=True, timeout=120, check=True, env=ENV,
-    )  # fmt: skip
+    return partial(codes_of, nursery, tmp_path)
+
+
+def codes_of(nursery: Nursery, folder: Path, how: str, *more: str) -> dict[int, int]:
+    done = nursery.run(str(PROGRAMS / "lone_replica.py"), str(folder), how, *more, folder=folder)
+    assert done.returncode == 0, done.stderr
     return {int(a): int(b) for a, b in (line.split() for line in done.stdout.splitlines())}
 
 
@@ -381,6 +385,18 @@ def load_plain(folder: Path) -> int:
     trainer = Pull()
     trainer.load_inner(folder)
     return trainer.step
+
+
+def sharded(ranks):
+    """Reads an inner state of torch's whole; its step."""
+
+    def load(folder: Path) -> int:
+        trainer = Sharded(ranks)
+        trainer.load_inner(folder)
+        assert any(bool(value.any()) for value in trainer.momentum.values()), "all of it"
+        return trainer.step
+
+    return load
 
 
 def check_whole_or_absent(run: Path, open_outbox, said: list[list[str]], load=load_plain) -> None:
@@ -424,22 +440,16 @@ def said_at(folder: Path, number: int) -> list[list[str]]:
     return [line.split(" ", 1) for line in lines]
 
 
-@pytest.mark.parametrize("inner", ["plain", "distcp"])
+@pytest.mark.parametrize("inner", ["plain", "distcp", "beside"])
 def test_a_death_at_any_write_leaves_phases_whole_or_absent(
-    tmp_path, open_outbox, theta, ranks, inner
+    tmp_path, open_outbox, theta, ranks, points, inner
 ) -> None:
-    def load_sharded(folder: Path) -> int:
-        trainer = Sharded(ranks)
-        trainer.load_inner(folder)
-        assert any(bool(value.any()) for value in trainer.momentum.values()), "all of it"
-        return trainer.step
-
-    codes = points(tmp_path, "die", "fp32", inner)
+    codes = points("die", "fp32", inner)
     assert len(codes) > (40 if inner == "plain" else 60)
     assert set(codes.values()) == {9, 0}
     for number in codes:
         run = tmp_path / f"{number:03d}"
-        load = load_plain if inner == "plain" else load_sharded
+        load = load_plain if inner == "plain" else sharded(ranks)
         check_whole_or_absent(run, open_outbox, said_at(tmp_path, number), load)
         outbox = open_outbox(at=run)
         before = names(run)
@@ -449,10 +459,11 @@ def test_a_death_at_any_write_leaves_phases_whole_or_absent(
         assert names(run) == [*before[-1:], entry.folder.name]
 
 
+@pytest.mark.parametrize("inner", ["plain", "beside"])
 def test_a_full_disk_at_any_write_is_told_and_what_was_before_is_intact(
-    tmp_path, open_outbox
+    tmp_path, open_outbox, ranks, points, inner
 ) -> None:
-    codes = points(tmp_path, "full")
+    codes = points("full", "fp32", inner)
     assert len(codes) > 40
     assert set(codes.values()) == {3, 0}
     for number, code in codes.items():
@@ -466,12 +477,13 @@ def test_a_full_disk_at_any_write_is_told_and_what_was_before_is_intact(
             assert not left
             said.pop()
             assert not list(run.rglob("*.part"))
-        check_whole_or_absent(run, open_outbox, said)
+        load = load_plain if inner == "plain" else sharded(ranks)
+        check_whole_or_absent(run, open_outbox, said, load)
 
 
-def test_files_that_may_not_grow(tmp_path, open_outbox) -> None:
+def test_files_that_may_not_grow(tmp_path, open_outbox, points) -> None:
     """The kernel cuts a write short before it refuses: no draw and no payload is half there."""
-    codes = points(tmp_path, "short")
+    codes = points("short")
     assert len(codes) > 5
     assert set(codes.values()) == {3, 0}
     for number, code in codes.items():

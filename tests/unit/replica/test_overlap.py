@@ -338,7 +338,7 @@ def test_residuals_follow_verdicts(run, ranks, rejected) -> None:
     residual = outbox.residual
     assert residual is not None
     left = weight(residual.residual).astype(float)
-    assert np.abs(left).max() > 3e-5
+    assert np.abs(left).max() > 1e-5, "which phase was the last one decides how much"
     assert arrived + left == pytest.approx(sum(moved[n] for n in kept), abs=3e-6)
 
 

@@ -16,6 +16,7 @@ from pww.clock import ManualClock
 from pww.errors import Stopped
 from pww.log import read_json_lines
 from pww.replica import report as pww_report
+from pww.replica.outbox import Outbox
 from pww.replica.report import Report
 from pww.trainer.api import EvalResult, SetResult
 from pww.transport.exchange import Theta
@@ -168,9 +169,54 @@ def test_a_resumed_run_goes_on_in_its_file_and_evaluates_at_once(tmp_path: Path,
     again = Lone(tmp_path / "run", group, every_rounds=4)
     again.train()
     # the fifth step was of a phase that was not delivered: its tokens are trained again
-    assert [row["step"] for row in rows(again, "train")] == [1, 2, 3, 4, 5, *range(5, 12)]
+    assert [row["step"] for row in rows(again, "train")] == list(range(1, 12))
     assert [row["round"] for row in rows(again, "eval")] == [0, 2, 4, 6]
     assert rows(again, "train")[-1]["tokens"] == 42 * TOKENS
+
+
+def test_kills_leave_each_row_once(tmp_path: Path, group, monkeypatch) -> None:
+    """Killed within a phase whose theta was evaluated, and between a verdict and its row."""
+    group.asked.clear()
+    whole = Lone(tmp_path / "whole", group)
+    whole.train()
+    run, killed = tmp_path / "run", 0
+
+    class Killed(BaseException):
+        """Nothing that a process does when it ends."""
+
+    trainer = Pull()
+
+    def die() -> None:
+        raise Killed
+
+    trainer.on_batch = lambda: die() if trainer.step == 5 else None
+    settle = Outbox.settle
+
+    def settled(outbox: Outbox, verdict: Verdict) -> None:
+        nonlocal killed
+        settle(outbox, verdict)
+        killed += 1
+        if killed == 2:
+            raise Killed
+
+    for engine in (trainer, Pull()):
+        lone = Lone(run, group, trainer=engine)
+        with monkeypatch.context() as patched:
+            patched.setattr(Report, "close", lambda report: None)
+            if engine is not trainer:
+                patched.setattr(Outbox, "settle", settled)
+            with pytest.raises(Killed):
+                lone.train()
+    again = Lone(run, group)
+    again.train()
+
+    def told(lone: Lone) -> list[tuple[object, ...]]:
+        what = ("split", "step", "round", "tokens", "loss", "state_hash", "outcome")
+        return [tuple(row.get(key) for key in what) for row in rows(lone)]
+
+    assert told(again) == told(whole)
+    deltas = [row["delta"] for row in rows(again, "outer")]
+    assert len(set(deltas)) == len(deltas)
 
 
 def test_the_summary_says_what_happened_and_where_it_is(tmp_path: Path, group) -> None:

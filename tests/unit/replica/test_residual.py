@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -221,12 +220,10 @@ def test_a_delta_that_cannot_be_made_durable_leaves_the_residual(opened, theta, 
 
 @pytest.mark.parametrize("how", ["die", "full"])
 def test_whatever_write_is_the_last_one_the_right_residual_is_in_force(
-    tmp_path, opened, how, theta
+    tmp_path, opened, how, theta, nursery
 ) -> None:
-    done = subprocess.run(
-        [sys.executable, str(PROGRAM), str(tmp_path), how, "bf16"], capture_output=True, text=True,
-        timeout=240, check=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+    done = nursery.run(str(PROGRAM), str(tmp_path), how, "bf16", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
     numbers = [line.split()[0] for line in done.stdout.splitlines()]
     assert len(numbers) > 45
     # the same phases without an accident: payload and residual of each, by its place in the run

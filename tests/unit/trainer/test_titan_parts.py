@@ -1,6 +1,8 @@
 """The adapter's parts: checks, seams, loader, model specs."""
 
+import importlib.util
 import logging
+import sys
 import warnings
 from typing import Any
 
@@ -65,11 +67,31 @@ def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_kernels_without_triton_can_be_named_but_not_called() -> None:
-    kernels = titan_cpu._NoKernels("kernels")
-    with pytest.raises(RuntimeError, match=r"kernel sum_rows of MinimalAsyncEP needs triton"):
+    why = "of MinimalAsyncEP's kernels needs triton, which is not installed"
+    kernels = titan_cpu._StandIn("kernels", why)
+    with pytest.raises(RuntimeError, match=r"sum_rows of MinimalAsyncEP's kernels needs triton"):
         kernels.sum_rows(1)
     with pytest.raises(AttributeError):
         kernels.__path__  # noqa: B018
+
+
+def test_readers_of_datasets_are_named_while_torchtitan_is_imported_and_real_afterwards(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in [n for n in sys.modules if n.partition(".")[0] == "datasets"]:
+        monkeypatch.delitem(sys.modules, name)
+    with titan_cpu._without_readers():
+        import datasets
+        from datasets.distributed import split_dataset_by_node
+
+        assert isinstance(datasets.Dataset, type)
+        assert datasets.Dataset | None
+        for call in (datasets.load_dataset, split_dataset_by_node):
+            with pytest.raises(RuntimeError, match=r"of datasets is not used here"):
+                call("text")
+        assert importlib.util.find_spec("datasets") is not None
+    assert "datasets" not in sys.modules
+    assert "datasets.distributed" not in sys.modules
 
 
 def test_the_cpu_stands_in_for_an_accelerator() -> None:

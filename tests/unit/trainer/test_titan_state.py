@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from tiny import Never, Steps
 
 from pww.errors import CheckpointError, PayloadError
+from pww.trainer import inner_copy
 from pww.trainer.titan import TitanTrainer
 
 Build = Callable[..., TitanTrainer]
@@ -225,3 +226,56 @@ def test_closing_twice_is_fine(build: Build) -> None:
     trainer.close()
     trainer.close()
     assert not torch.distributed.is_initialized()
+
+
+def test_a_copy_is_what_a_save_would_have_written_then(build: Build, tmp_path: Path) -> None:
+    trainer = build()
+    fresh = trainer.copy_inner()
+    phase(trainer)
+    copy = trainer.copy_inner()
+    trainer.save_inner(tmp_path / "saved")
+    phase(trainer, 11)
+    copy.write(tmp_path / "copied")
+    fresh.write(tmp_path / "fresh")
+    assert sorted(p.name for p in (tmp_path / "copied").iterdir()) == sorted(
+        p.name for p in (tmp_path / "saved").iterdir()
+    )
+    states = []
+    for name in ("saved", "copied", "fresh"):
+        other = build()
+        phase(other, 22)
+        other.load_inner(tmp_path / name)
+        states.append((other.step, state_of(other)))
+    (step, saved), (copied_step, copied), (fresh_step, nothing) = states
+    assert step == copied_step > fresh_step == 0
+    assert nothing == {}
+    assert len(saved) > 10
+    assert saved.keys() == copied.keys()
+    assert all(torch.equal(saved[name], copied[name]) for name in saved)
+
+
+def state_of(trainer: TitanTrainer) -> dict[str, torch.Tensor]:
+    optimizers = trainer._engine.optimizers
+    if not any(optimizer.state for optimizer in optimizers):
+        return {}
+    return {n: t.clone() for n, t in optimizers.state_dict().items() if n.startswith("state.")}
+
+
+def test_a_copy_that_the_disk_refuses_is_told(build: Build, tmp_path: Path) -> None:
+    (tmp_path / "inner").write_text("in the way")
+    with pytest.raises(CheckpointError, match=r"cannot write the inner state to .*inner: .*exists"):
+        build().copy_inner().write(tmp_path / "inner")
+
+
+def test_a_state_that_cannot_be_copied_is_told(
+    build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise MemoryError("no memory")
+
+    monkeypatch.setattr(inner_copy._Memory, "create_stream", full)
+    with pytest.raises(CheckpointError) as fault:
+        build().copy_inner()
+    assert str(fault.value) == (
+        "cannot copy the inner state (no memory); diloco.overlap=false writes it without a copy"
+    )

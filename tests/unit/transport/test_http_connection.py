@@ -8,6 +8,7 @@ import ssl
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -270,3 +271,37 @@ def test_whoever_takes_nothing_is_not_waited_for(tmp_path: Path) -> None:
         body = FilePart(file.fileno(), 0, 32 << 20)
         with pytest.raises(TimeoutError, match="timed out"):
             connection(f"http://127.0.0.1:{port}", timeout_s=0.2).request("PUT", "/x", {}, body)
+
+
+def test_what_is_read_after_an_interrupt_is_no_cipher_text(tmp_path: Path) -> None:
+    """A late piece's connection is shut down by another thread while its own reads on."""
+    house = Gatehouse.build(tmp_path, SystemClock())
+    context = credentials.server_tls(house.folder).context()
+    answered = threading.Event()
+
+    def answer(listener: socket.socket) -> None:
+        plain, _ = listener.accept()
+        with context.wrap_socket(plain, server_side=True) as sock:
+            sock.recv(1 << 16)
+            sock.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 131072\r\n\r\n" + DATA[: 1 << 16])
+            answered.set()
+            with suppress(OSError):
+                sock.recv(1)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=answer, args=(listener,))
+        thread.start()
+        url = f"https://127.0.0.1:{listener.getsockname()[1]}"
+        http_ = HttpConnection(url, tls=house.bundle("lumi/a").tls, timeout_s=10.0)
+        try:
+            reply = http_.request("GET", "/x", {})
+            assert answered.wait(10)
+            http_.interrupt()
+            got = bytearray()
+            with suppress(*Faults):
+                while more := reply.read1(1 << 14):
+                    got += more
+            assert got == DATA[: len(got)]
+        finally:
+            http_.drop()
+            thread.join()

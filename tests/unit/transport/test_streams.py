@@ -30,6 +30,13 @@ class Peer:
     def abort(self) -> None:
         self.aborted.set()
 
+    def interrupt(self) -> bool:
+        self.aborted.set()
+        return True
+
+    def moved(self) -> float:
+        return 0.0
+
 
 def streams(work: Callable[[Any, int], None], *, tuning: Tuning = FEW,
             stop: threading.Event | None = None) -> Streams:  # fmt: skip
@@ -103,6 +110,23 @@ def test_own_bug_is_not_hidden() -> None:
 
     with pytest.raises(ZeroDivisionError):
         streams(work).run(range(5))
+
+
+def test_late_piece_begins_again_without_a_pause(caplog: pytest.LogCaptureFixture) -> None:
+    """It is no outage: nobody reads of it, and it does not count against the deadline."""
+    tries: list[int] = []
+
+    def work(peer: Peer, number: int) -> None:
+        tries.append(number)
+        if number == 9 and tries.count(9) == 1:
+            assert peer.aborted.wait(10.0)
+            raise TryAgain("its connection was ended")
+
+    moving = streams(work, tuning=replace(FEW, retry_first_s=60.0, retry_max_s=60.0))
+    moving.run(range(10))
+    assert sorted(tries) == [*range(10), 9]
+    assert moving._retry.num_retries == 1
+    assert not caplog.messages
 
 
 def grown(rate: Callable[[int], float], *, most: int = 16) -> int:

@@ -18,7 +18,7 @@ from pww.wire import Acquired, Instruction, Refusal, Register, Registered
 
 @pytest.fixture
 def client(desk) -> Iterator[httpx.Client]:
-    app = CoordinatorApp(desk.books)
+    app = CoordinatorApp(desk.books, clock=SystemClock())
     config = uvicorn.Config(
         app, host="127.0.0.1", port=0, log_config=None, lifespan="off",
         ws="none",
