@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from pww.clock import Clock
 from pww.config import paths
-from pww.config.schema import Config
+from pww.config.schema import Config, Images
 from pww.errors import DataError, PwwError, StateError
 from pww.launcher import bootstrap, identity, slurm
 
@@ -63,9 +63,10 @@ def _programs(config: Config) -> Iterator[Finding]:
 def _folders(config: Config) -> Iterator[Finding]:
     wanted = {
         "runs": paths.PROJECT / config.run.root,
-        "corpora": paths.PROJECT / config.data.cache,
         "home": Path.home(),
     }
+    if not isinstance(config.data, Images):
+        wanted["corpora"] = paths.PROJECT / config.data.cache
     if config.site.scratch != "none":
         wanted["scratch"] = Path(config.site.scratch)
     for what, folder in wanted.items():
@@ -98,6 +99,8 @@ def _code() -> Finding:
 
 
 def _corpus(config: Config) -> Finding:
+    if isinstance(config.data, Images):
+        return _gallery(config.data)
     from pww.data.corpus import find
 
     command = f"python -m pww.data tokenize data={config.data.name}"
@@ -112,6 +115,17 @@ def _corpus(config: Config) -> Finding:
     return Finding(
         "data", "good", f"{config.data.name}: {made.num_windows} windows, digest {made.digest[:16]}"
     )
+
+
+def _gallery(images: Images) -> Finding:
+    from pww.data.images.gallery import open_gallery
+
+    try:
+        found = open_gallery(images, project=paths.PROJECT)
+    except DataError as fault:
+        return Finding("data", "warning", str(fault))
+    told = f"{images.name}: {found.num_windows} images, digest {found.digest[:16]}"
+    return Finding("data", "good", told)
 
 
 def _scheduler(config: Config) -> Iterator[Finding]:

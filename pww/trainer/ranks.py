@@ -17,8 +17,9 @@ from typing import TypeVar
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 from torch.distributed.distributed_c10d import _get_default_store
+from torch.distributed.rendezvous import rendezvous
 
 from pww.config.schema import Config
 from pww.errors import PwwError, Stopped, TrainerError
@@ -40,22 +41,42 @@ def init_ranks(config: Config) -> None:
     Raises: TrainerError: the variables do not fit each other or the run, nobody answers, or there
     is no such network.
     """
-    backend = "gloo" if config.site.device == "cpu" else "cuda:nccl,cpu:gloo"
-    timeout = timedelta(seconds=TIMEOUT_S)
     where = place.found(os.environ)
-    os.environ.update(where.variables())
-    os.environ.setdefault("LOCAL_RANK", "0")  # torchtitan asks for it
-    place.check(where, ranks=config.parallel.ranks)
     if where.how != "torchrun" and where.world == 1:
-        dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1, timeout=timeout)
+        os.environ.setdefault("LOCAL_RANK", "0")  # torchtitan asks for it
+        place.check(where, ranks=config.parallel.ranks)
+        join(config, store=HashStore(), rank=0, world=1)
         return
+    store, rank, world = meet(config)
+    join(config, store=PrefixStore("replica-0", store), rank=rank, world=world)
+
+
+def join(config: Config, *, store: Store, rank: int, world: int) -> None:
+    """Makes the replica's world: torch's default process group."""
+    backend = "gloo" if config.site.device == "cpu" else "cuda:nccl,cpu:gloo"
+    dist.init_process_group(
+        backend, store=store, rank=rank, world_size=world, timeout=timedelta(seconds=TIMEOUT_S)
+    )
+
+
+def meet(config: Config) -> tuple[Store, int, int]:
+    """The store where all ranks that the environment names meet, this one's rank, their number.
+
+    Raises:
+        TrainerError: as `init_ranks`.
+    """
+    where = place.found(os.environ)
+    place.check(where, ranks=config.parallel.ranks)
+    os.environ.update(where.variables())
+    os.environ.setdefault("LOCAL_RANK", "0")
     if config.site.interface:
         os.environ["GLOO_SOCKET_IFNAME"] = interfaces.named(config.site.interface)
         os.environ["NCCL_SOCKET_IFNAME"] = config.site.interface
     elif where.num_nodes > 1 and (name := interfaces.towards(where.address)):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
     try:
-        dist.init_process_group(backend, init_method="env://", timeout=timeout)
+        store, rank, world = next(rendezvous("env://", timeout=timedelta(seconds=TIMEOUT_S)))
+        return store, rank, world
     except (ValueError, RuntimeError) as fault:
         names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
         given = " ".join(f"{name}={os.environ.get(name, '(not set)')}" for name in names)

@@ -177,7 +177,7 @@ def test_a_second_rank_needs_no_text(make_run, tokenised: Path, monkeypatch) -> 
         got.append(corpus)
         raise Stopped("enough is known")
 
-    monkeypatch.setattr("pww.trainer.ranks.Ranks", Second)
+    monkeypatch.setattr("pww.replica.groups.Ranks", Second)
     (tokenised / "data").rename(tokenised / "elsewhere")
     try:
         assert worker.main([str(run)], engine=engine) == Stopped.exit_code

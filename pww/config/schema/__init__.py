@@ -16,16 +16,19 @@ from pww.config.schema.codec import (
     RandomKCodec,
     TopKCodec,
 )
-from pww.config.schema.data import BpeTokenizer, Data, FileTokenizer
+from pww.config.schema.data import BpeTokenizer, Data, FileTokenizer, Images
 from pww.config.schema.model import (
     AdamW,
     CustomModel,
     HfModel,
+    ImageModel,
     InnerOptim,
+    LanguageModel,
     Model,
     Muon,
     Optim,
     Parallel,
+    Sgd,
     ShippedModel,
 )
 from pww.config.schema.outer import Darl, Diloco, Outer, Transport
@@ -61,9 +64,12 @@ __all__ = [
     "FileTokenizer",
     "Fraction",
     "HfModel",
+    "ImageModel",
+    "Images",
     "InPlace",
     "InnerOptim",
     "Keep",
+    "LanguageModel",
     "Launcher",
     "LossyCodec",
     "Metrics",
@@ -83,6 +89,7 @@ __all__ = [
     "Seconds",
     "Section",
     "Security",
+    "Sgd",
     "ShippedModel",
     "Site",
     "Slurm",

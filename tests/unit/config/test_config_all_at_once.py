@@ -10,8 +10,8 @@ GROUPS = (
     "optim, parallel, replica, resume, run, seed, site, transport"
 )
 DILOCO = (
-    "grace, inner_steps, norm_clip, outer, overlap, phase, quorum, replicas, staleness_discount, "
-    "staleness_window"
+    "grace, inner_steps, norm_clip, outer, overlap, phase, quorum, recalibrate_bn, replicas, "
+    "staleness_discount, staleness_window"
 )
 
 

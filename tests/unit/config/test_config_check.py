@@ -152,10 +152,51 @@ CASES: list[tuple[dict[str, object], list[str]]] = [
         ],
     ),
     (
-        {"diloco.replicas": 2, **ranks(4)},
+        {"diloco.replicas": 2, "central.url": "http://127.0.0.1:29510", **ranks(4)},
         [
-            "diloco.replicas=2: one allocation runs one replica in this version; start replica=a "
-            "and replica=b against one central instead"
+            "diloco.replicas=2: replicas of one allocation take the outer step among themselves "
+            "and hand nothing to a central; leave central.url out, or start replica=a and "
+            "replica=b against it"
+        ],
+    ),
+    (
+        {"diloco.replicas": 2, "central.keep_deltas": True, **ranks(4)},
+        [
+            "central.keep_deltas=true: with diloco.replicas=2 deltas never leave their ranks; "
+            "leave it out"
+        ],
+    ),
+    ({"diloco.replicas": 2, "diloco.outer.device": "cpu", **ranks(4)}, []),
+    (
+        {"diloco.outer.device": "cpu"},
+        [
+            "diloco.outer.device=cpu: with diloco.replicas=1 theta and momentum are on the disk, "
+            "not on a device; leave it out"
+        ],
+    ),
+    # the windows of a step are the replica's: 2 of its ranks can share 2 of them, 4 cannot
+    ({"diloco.replicas": 4, **ranks(8), "optim.batch_windows": 2, "diloco.inner_steps": 8}, []),
+    (
+        {"diloco.replicas": 2, **ranks(8), "optim.batch_windows": 2, "diloco.inner_steps": 8},
+        [
+            "optim.batch_windows=2: must be a multiple of parallel.ranks=8 / diloco.replicas=2; "
+            "for example 4"
+        ],
+    ),
+    (
+        {"diloco.replicas": 2, "parallel.kind": "single", **ranks(2), "parallel.shard_ranks": 1},
+        [],
+    ),
+    (
+        {
+            "diloco.replicas": 4,
+            "parallel.kind": "hsdp",
+            **ranks(8),
+            "parallel.shard_ranks": 4,
+        },
+        [
+            "parallel.shard_ranks=4: must divide parallel.ranks=8 / diloco.replicas=4, so that "
+            "every copy is sharded alike; one of 1, 2"
         ],
     ),
     (

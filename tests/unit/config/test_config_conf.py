@@ -54,7 +54,9 @@ def choices(group: str) -> list[str]:
     ("group", "choice"), [(g, c) for g in GROUPS for c in choices(g)], ids=lambda x: str(x)
 )
 def test_every_choice_composes(group: str, choice: str) -> None:
-    compose([f"{group}={choice}", *GENERIC[choice == "slurm"]])
+    images = {"digits": ["model=resnet_digits"], "cifar10": ["model=resnet18"]}
+    with_it = images.get(choice, []) if group == "data" else GENERIC[choice == "slurm"]
+    compose([f"{group}={choice}", *with_it])
 
 
 def test_the_groups_exist() -> None:

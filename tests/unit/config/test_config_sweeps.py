@@ -184,7 +184,8 @@ def test_an_unknown_key_and_a_wrong_value_in_a_file(tmp_path: Path) -> None:
     assert caught.value.faults == (
         "diloco.grace=much: a number, 0 or more",
         "diloco.grase=0.1: no such key; diloco has grace, inner_steps, norm_clip, outer, overlap, "
-        "phase, quorum, replicas, staleness_discount, staleness_window; did you mean grace?",
+        "phase, quorum, recalibrate_bn, replicas, staleness_discount, staleness_window; did "
+        "you mean grace?",
     )
 
 
