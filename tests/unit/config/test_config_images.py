@@ -27,6 +27,9 @@ WRONG = [
      "use 1"),
     ([RESNET, "parallel.activation_checkpoint=full"], "parallel.activation_checkpoint=full: "
      "BatchNorm of model=resnet18 would count a batch twice; use none"),
+    ([RESNET, "diloco.outer.optimizer=nesterov"], "diloco.outer.momentum=0: diloco.outer.optimizer="
+     "nesterov without a momentum is sgd; give one too (diloco.outer.lr=0.7 "
+     "diloco.outer.momentum=0.9 are usual, lr is 1 here), or use sgd"),
     ([RESNET, "parallel.compile=true"], "parallel.compile=true: model=resnet18 is not compiled in "
      "this version; use false"),
     ([RESNET, "evaluation.sets=[{name: a, kind: text, files: [a]}]"], "evaluation.sets: are text, "
