@@ -108,6 +108,7 @@ def _train(
     clock = SystemClock()
     log.info("%s: loading the engine, then %s", config.replica_id, config.data.name)
     place = join_ranks(config)
+    stack.callback(place.parting.end)
     stack.callback(place.ranks.close)
     place.ranks.handle_signals()
 
@@ -204,6 +205,7 @@ def _alone(
     from pww.wire import model_digest
 
     ranks, codec = place.ranks, codec_named(config.codec.name)
+    stack.push(place.parting.wait)
     outbox = Outbox(
         run, ranks=ranks, codec=codec, keep=config.checkpoint.keep, feedback=config.codec.feedback
     )
