@@ -1,4 +1,4 @@
-"""The study of `vision_study.py` as a table, as sentences made from its numbers, and as a figure."""
+"""The study of `vision_study.py` as a table, sentences made from its numbers, and a figure."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -45,8 +45,8 @@ def _title(data: str, arms: Mapping[str, Sequence[Run]]) -> str:
     run = next(iter(arms.values()))[0]
     seeds = min(len(runs) for runs in arms.values())
     return (
-        f"### {data}: {run.images:,} images trained on, accuracy in % on {run.measured:,} held out, "
-        f"mean and standard deviation of {seeds} seed(s)"
+        f"### {data}: {run.images:,} images trained on, accuracy in % on {run.measured:,} that "
+        f"are held out, mean and standard deviation of {seeds} seed(s)"
     )
 
 

@@ -24,8 +24,7 @@ from pathlib import Path
 from time import perf_counter, process_time
 from typing import Any
 
-for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-    os.environ[name] = "1"
+os.environ["OMP_NUM_THREADS"] = "1"
 sys.path.insert(0, str(Path(__file__).parents[1] / "integration" / "programs"))
 
 import numpy as np
@@ -152,8 +151,9 @@ def train_replicas(
                 on_step=Steps(), stop=Never(),
             )  # fmt: skip
             tokens.append(done.tokens)
+        partial = len(part) < phase
         told = at_once([
-            lambda one=one, num=num: one.step(num, partial=len(part) < phase)
+            lambda one=one, num=num, partial=partial: one.step(num, partial=partial)
             for one, num in zip(outer, tokens, strict=True)
         ])  # fmt: skip
         agreement.append(told[0].agreement)
