@@ -115,7 +115,7 @@ def test_one_replica_that_is_asked_to_stop_stops_all(runs: Path) -> None:
     exactly_once(runs / "stopped", 48)
 
 
-@pytest.mark.parametrize("where", ["draft", "close"])
+@pytest.mark.parametrize("where", ["draft", "complete", "close", "settle"])
 def test_a_crash_anywhere_in_a_round(where: str, runs: Path) -> None:
     """A phase that is not durable is trained again, one that is counts once: the same theta."""
     name = f"crash-{where}"
@@ -138,6 +138,18 @@ def test_a_disk_that_is_full_for_one_replica(runs: Path) -> None:
         assert "phase-000001.part/inner/1: No space left on device" in said
     equal(theta(runs / "full"), theta(runs / "whole"))
     exactly_once(runs / "full", 48)
+
+
+def test_a_disk_that_is_full_for_theta(runs: Path) -> None:
+    """Every rank says so, and what to do; the round before is gone on from."""
+    first, then = codes(runs, "full-draft")
+    assert (first, then) == ([1, 1], [0, 0])
+    for rank in range(2):
+        said = (runs / "full-draft" / f"said-{rank}").read_text()
+        assert said.startswith("StateError: round 2 could not be written: [Errno 28] No space left")
+        assert said.endswith("make room on that disk and start pww.train with resume=auto again")
+    equal(theta(runs / "full-draft"), theta(runs / "whole"))
+    exactly_once(runs / "full-draft", 48)
 
 
 def test_a_resnet_of_two_replicas_comes_back_from_a_crash(runs: Path) -> None:

@@ -145,8 +145,13 @@ def left_out() -> None:
     assert model.weight.tolist() == [0.25, 0.25]
     with torch.no_grad():
         model.weight.fill_(float("nan"))
+        model.running_var.fill_(float("nan"))
+        model.num_batches_tracked.fill_(99)
     assert collective.step(1).merged == ()
     assert model.weight.tolist() == [0.25, 0.25]
+    assert model.running_mean.tolist() == [3.0, 3.0]
+    assert model.running_var.tolist() == [1.0, 1.0]
+    assert int(model.num_batches_tracked) == 0
 
 
 def partial_flush() -> None:

@@ -25,8 +25,9 @@ WRONG = [
      "this version; leave it out, and use diloco.replicas"),
     ([RESNET, "optim.accumulate=2"], "optim.accumulate=2: model=resnet18 takes a batch whole; "
      "use 1"),
-    ([RESNET, "parallel.activation_checkpoint=full"], "parallel.activation_checkpoint=full: "
-     "BatchNorm of model=resnet18 would count a batch twice; use none"),
+    ([RESNET, "parallel.activation_checkpoint=selective"], "parallel.activation_checkpoint="
+     "selective: knows the layers of torchtitan's models only, not those of model=resnet18; use "
+     "none, or full for whole blocks"),
     ([RESNET, "parallel.compile=true"], "parallel.compile=true: model=resnet18 is not compiled in "
      "this version; use false"),
     ([RESNET, "evaluation.sets=[{name: a, kind: text, files: [a]}]"], "evaluation.sets: are text, "
