@@ -1,5 +1,6 @@
 """The ResNet's engine: the same step on any number of ranks, checkpoints across them, learning."""
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -88,3 +89,11 @@ def test_it_learns(dtype: str, ran: Path) -> None:
     assert loss < 0.5
     assert masters == ["torch.float32"]
     assert (stopped["steps"], stopped["tokens"], stopped["stopped"]) == (3, 72, True)
+
+
+def test_digits_are_learnt(ran: Path) -> None:
+    if importlib.util.find_spec("sklearn") is None:
+        pytest.skip("scikit-learn is not installed (pip install 'pww[vision]')")
+    trained, measured, accuracy = told(ran, "digits")
+    assert (trained, measured) == (1438, 359)
+    assert accuracy > 0.9

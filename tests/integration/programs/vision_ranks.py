@@ -4,6 +4,7 @@ Rank 0 of each group writes what it found; the test compares.
 """
 
 import gc
+import importlib.util
 import json
 import os
 import sys
@@ -22,9 +23,9 @@ from tiny import After, Never, Steps
 from torch import nn
 
 from pww.config.load import compose
-from pww.config.schema import Config
+from pww.config.schema import Config, Images
 from pww.data.images import Labelled
-from pww.data.images.gallery import Gallery
+from pww.data.images.gallery import Gallery, open_gallery
 from pww.trainer.ranks import Ranks, init_ranks
 from pww.trainer.statistics import snapshot
 from pww.trainer.vision import VisionTrainer
@@ -167,8 +168,25 @@ def learn() -> None:
             )
 
 
+def digits() -> None:
+    """Three times over scikit-learn's digits, and those that were held out."""
+    images = BASE.data
+    assert isinstance(images, Images)
+    init_ranks(config(1, "single"))
+    trainer = VisionTrainer(
+        config(1, "single"), open_gallery(images, project=FOLDER), ranks=Ranks()
+    )  # fmt: skip
+    ids = list(range(trainer._gallery.num_windows))
+    for _ in range(3):
+        phase(trainer, ids)
+    score = trainer.evaluate()
+    (FOLDER / "digits.json").write_text(json.dumps([len(ids), score.tokens, score.accuracy]))
+    trainer.close()
+
+
 JOBS: list[tuple[str, int, Callable[[], None]]] = [
     ("learn", 1, learn),
+    *([("digits", 1, digits)] if importlib.util.find_spec("sklearn") else []),
     *(
         (name, ranks, lambda name=name, kind=kind: law(name, kind))  # type: ignore[misc]
         for name, ranks, kind in (
