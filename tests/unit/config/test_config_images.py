@@ -50,6 +50,9 @@ def test_a_resnet_brings_its_images_optimiser_and_outer_optimiser() -> None:
     outer = config.diloco.outer
     assert (outer.optimizer, outer.lr, outer.momentum) == ("sgd", 1.0, 0.0)
     assert compose([DIGITS]).data.name == "digits"
+    # every image that is measured on, unless fewer are asked for
+    assert compose([DIGITS]).evaluation.max_windows == config.evaluation.max_windows == 10_000
+    assert compose([RESNET, "evaluation.max_windows=50"]).evaluation.max_windows == 50
 
 
 def test_only_training_reads_images() -> None:
