@@ -70,6 +70,18 @@ def rows(run: Path, split: str) -> list[dict[str, object]]:
     return [row for row in read_json_lines(run / "metrics.jsonl") if row["split"] == split]
 
 
+def test_blocks_are_contiguous_and_counterparts_meet_in_order(runs: Path) -> None:
+    assert codes(runs, "places") == [[0] * 6]
+    for rank in range(6):
+        replica, place = divmod(rank, 2)
+        assert json.loads((runs / f"place-{rank}.json").read_text()) == {
+            "replica": replica, "place": [place, replica],
+            "inner": [[2 * replica], [2 * replica + 1]],
+            "outer": [[place], [2 + place], [4 + place]],
+            "world": [place, 2], "everyone": 5,
+        }  # fmt: skip
+
+
 def test_as_two_sites_through_a_central(runs: Path) -> None:
     """The same windows, codec fp32: the same theta to the bit, and so to rounding with FSDP2."""
     assert codes(runs, "reference") == [[0]]

@@ -103,6 +103,19 @@ def train(run: Path, engine: Engine, windows: int, over: dict[str, Any]) -> None
         os._exit(fault.exit_code)
 
 
+def places(folder: Path) -> None:
+    """Who meets whom, as every rank of 6 in 3 replicas says it."""
+    place = join_ranks(config_of({"diloco.replicas": 3, "parallel.ranks": 6}))
+    rank = float(place.everyone.rank)
+    told = {
+        "replica": place.replica, "place": [place.inner.place, place.outer.place],
+        "inner": place.inner.numbers(rank), "outer": place.outer.numbers(rank),
+        "world": [place.ranks.rank, place.ranks.world], "everyone": place.everyone.most(int(rank)),
+    }  # fmt: skip
+    (folder / f"place-{int(rank)}.json").write_text(json.dumps(told))
+    place.ranks.close()
+
+
 def titan(config: Config, place: Allocation) -> TitanTrainer:
     return TitanTrainer(of_one(config), TinyCorpus(), ranks=place.ranks)
 
@@ -299,6 +312,7 @@ def main(folder: Path) -> None:
     gc.freeze()
     codes: list[tuple[str, list[int]]] = []
     codes.append(("reference", in_ranks(1, lambda: reference(folder / "reference"))))
+    codes.append(("places", in_ranks(6, lambda: places(folder))))
     for name, engine, windows, over in RUNS:
         ranks = over.get("parallel.ranks", 2)
         run = folder / name
