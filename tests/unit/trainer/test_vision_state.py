@@ -1,7 +1,9 @@
 """What a ResNet keeps over a checkpoint, a phase that went to nan, and a device of its own."""
 
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -35,7 +37,7 @@ def resnet(ranks: Ranks) -> Iterator[Build]:
     def make(*words: str) -> VisionTrainer:
         config = compose([
             "model=resnet_digits", "site.cores_per_rank=1", "optim.batch_windows=16",
-            "darl.block_windows=16", *words,
+            "darl.block_windows=16", "metrics.every_steps=1", *words,
         ])  # fmt: skip
         built.append(VisionTrainer(config, shapes(), ranks=ranks))
         return built[-1]
@@ -103,3 +105,34 @@ def test_statistics_outlive_a_reset_of_the_optimiser(resnet: Build, tmp_path: Pa
     again = resnet()
     again.load_inner(copied)
     assert same(kept(again), before)
+
+
+@pytest.mark.parametrize("when", ["first", "last"])
+def test_a_phase_that_goes_to_nan_leaves_the_statistics_before_it(
+    resnet: Build, tmp_path: Path, when: str
+) -> None:
+    """A running mean never comes back from nan; after the last step alone it is finite by chance.
+    Either way theta, and what is evaluated with it, is what it was.
+    """
+    trainer = resnet()
+    phase(trainer)
+    save(trainer, tmp_path / "inner")
+    before, score = kept(trainer), trainer.evaluate()
+    broken = Steps()
+
+    def break_it(**row: Any) -> None:
+        Steps.__call__(broken, **row)
+        if row["done"] == (1 if when == "first" else row["of"]):
+            with torch.no_grad():
+                next(trainer.module.parameters()).fill_(math.nan)
+
+    trainer.run(
+        range(32), progress=0.3, progress_end=0.5, on_step=break_it, stop=Never()
+    )  # fmt: skip
+    assert len(broken.rows) == 2
+    assert same(kept(trainer), before)
+    trainer.load(tmp_path / "inner" / "theta.safetensors")
+    trainer.reset_inner()
+    assert trainer.evaluate() == score
+    assert math.isfinite(phase(trainer).loss)
+    assert math.isfinite(trainer.evaluate().loss)
