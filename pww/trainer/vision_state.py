@@ -12,6 +12,8 @@ from torch.distributed.checkpoint.state_dict import (
 
 from pww.trainer.shards import buffers
 
+BUFFER = "state.buffer."
+"""What the name of a buffer is preceded by in an inner state."""
 FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 
 
@@ -33,7 +35,7 @@ class Optimizers:
 
     def beside(self) -> dict[str, Any]:
         """The buffers, which are state whether or not the optimiser has any; live."""
-        return {f"state.buffer.{name}": buffer for name, buffer in buffers(self._model)}
+        return {f"{BUFFER}{name}": buffer for name, buffer in buffers(self._model)}
 
     def zero_grad(self, *, set_to_none: bool) -> None:
         """Forgets gradients."""
