@@ -15,11 +15,18 @@ from safetensors.torch import load_file
 from torch import nn
 
 from pww import export, worker
+from pww.central.exporting_images import export_resnet
+from pww.central.generations import Generations
 from pww.config import paths
 from pww.config.load import compose, read_config
 from pww.data.images import Labelled, gallery
+from pww.errors import CheckpointError, StateError
 from pww.log import QUIET, read_json_lines
+from pww.trainer import inner_state
+from pww.trainer.ranks import Ranks, init_ranks
 from pww.trainer.resnet import small_resnet
+from pww.trainer.stored_statistics import read_statistics
+from pww.trainer.vision_state import Optimizers
 
 
 @pytest.fixture(autouse=True)
@@ -108,7 +115,34 @@ def test_statistics_of_another_round_are_not_taken(
     ):
         (newest / "entry.json").write_text(json.dumps(entry | wrong))
         if not wrong:
-            (newest / "inner" / ".metadata").unlink()
+            (newest / "inner" / ".metadata").write_bytes(b"torn")
         assert export.main([str(run), f"out={tmp_path / 'out'}"]) == 1
         assert told in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_what_is_not_of_one_model_is_not_exported(run: Path, tmp_path: Path) -> None:
+    generation = Generations(run / "central" / "generations").open("round-000002")
+    for statistics in ({"bn1.running_mean": torch.zeros(7)}, {"x.running_mean": torch.zeros(16)}):
+        with pytest.raises(StateError, match=r"they are of two models$"):
+            export_resnet(
+                generation, tmp_path / "out", name="x", statistics=statistics, mean=(0,), std=(1,)
+            )
+    folder = tmp_path / "file"
+    folder.write_text("")
+    with pytest.raises(StateError, match=r"cannot be written to .*make room, or name another"):
+        export_resnet(generation, folder, name="x", statistics={}, mean=(0,), std=(1,))
+    generation.theta.write_bytes(b"torn")
+    with pytest.raises(StateError, match=r"theta\.safetensors cannot be exported: "):
+        export_resnet(generation, folder, name="x", statistics={}, mean=(0,), std=(1,))
+
+
+def test_a_state_without_statistics(tmp_path: Path) -> None:
+    init_ranks(compose([]))
+    model = nn.Linear(2, 2)
+    plain = Optimizers(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    inner_state.save(tmp_path / "inner", plain, step=0, ranks=Ranks())
+    with pytest.raises(
+        CheckpointError, match=r"holds no running statistics: it was not written by"
+    ):
+        read_statistics(tmp_path / "inner")
