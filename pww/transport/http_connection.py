@@ -115,7 +115,7 @@ class HttpConnection:
         if sock is None:
             return 0
         waiting = bytearray(4)
-        with suppress(OSError):  # closed meanwhile
+        with suppress(OSError, ValueError):  # closed meanwhile: then its descriptor is -1
             fcntl.ioctl(sock, termios.TIOCOUTQ, waiting)
         return max(self._sent - int.from_bytes(waiting, sys.byteorder), 0)
 

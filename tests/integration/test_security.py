@@ -299,6 +299,7 @@ def test_the_doctor_goes_the_way_of_a_site_and_leaves_nothing(secured: Secured) 
 
     def told(*more: str) -> dict[str, dict]:
         done = secured.project.run("-m", "pww.doctor", *words, *more)
+        assert done.stdout, done.stderr
         said = json.loads(done.stdout)
         assert done.returncode == (0 if said["usable"] else 1), done.stderr
         return {one["what"]: one for one in said["findings"]}
