@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 def recompute(blocks: Iterable[nn.Module]) -> None:
     """Each block keeps its inputs alone between the passes. Names and state stay as they are."""
     for block in blocks:
-        block.forward = partial(_forgetful, block, block.forward)  # type: ignore[method-assign]
+        block.forward = partial(_forgetful, block, block.forward)
 
 
 def _forgetful(block: nn.Module, forward: Any, x: torch.Tensor) -> Any:
