@@ -10,6 +10,8 @@ from pathlib import Path
 from pww.launcher.elastic import launch
 from pww.smoke.book import DIED, FAULTS, note_fault
 
+MODULE = "pww.smoke.rank"
+
 
 def main(argv: list[str]) -> int:
     """The exit code of the first rank that failed, or 0."""
@@ -19,7 +21,7 @@ def main(argv: list[str]) -> int:
         if not (run / FAULTS / str(rank)).exists():
             note_fault(run, DIED, f"rank {rank} ended with exit code {code} and said nothing")
 
-    return launch(ranks, [sys.executable, "-m", "pww.smoke.rank", *argv[1:]], failed=failed)
+    return launch(ranks, [sys.executable, "-m", MODULE, *argv[1:]], failed=failed)
 
 
 if __name__ == "__main__":
