@@ -32,7 +32,7 @@ PROGRAM = Program(
         f'  echo "{FAIL}: ${{why:-the ranks ended with exit code $status and said nothing; their '
         'last lines are in $run/slurm/${job}_*.log}" >"$verdict"',
         "fi",
-        f'cat "$run/{TEXT}"',
+        f'cat "$run/{TEXT}" 2>/dev/null',
         'cat "$verdict"',
         f'grep -qx {PASS} "$verdict"; exit $?',
         "",

@@ -32,19 +32,22 @@ def right(place: Allocation, config: Config) -> tuple[list[Check], dist.ProcessG
     if everywhere == 1:
         return [Check("all-reduce", "unchecked", "one rank: there is nothing to reduce")], None
     group = over_all(config, place)
-    wrong = _wrong(place.ranks.rank, place.ranks.world, dist.group.WORLD, config)
-    if place.store is not None and not wrong:
-        wrong = _wrong(place.across.place, everywhere, group, config)
-    told = complaints(place.across, wrong)
+    found = _wrong(place.ranks.rank, place.ranks.world, dist.group.WORLD, config)
+    if place.store is not None:
+        found += _wrong(place.across.place, everywhere, group, config)
+    told = complaints(place.across, found[0] if found else "")
     if told:
         return [Check("all-reduce", "wrong", told)], group
     over = f"the {place.ranks.world} rank(s) of a replica and " if place.store is not None else ""
     return [Check("all-reduce", "right", f"exact over {over}all {everywhere} ranks")], group
 
 
-def _wrong(rank: int, world: int, group: "dist.ProcessGroup | None", config: Config) -> str:
-    """What is wrong with one reduction of each length, "" if nothing is."""
+def _wrong(rank: int, world: int, group: "dist.ProcessGroup | None", config: Config) -> list[str]:
+    """Collective: what is wrong with a reduction of each length. All are made, whatever this rank
+    saw of the first: the others wait in the next one.
+    """
     assert group is not None
+    wrong = []
     for num in (1, 7, 100_003):
         pattern = torch.arange(num, dtype=torch.float32) % 97 + 1
         mine = (pattern * (rank + 1)).to(device_of(config))
@@ -53,11 +56,11 @@ def _wrong(rank: int, world: int, group: "dist.ProcessGroup | None", config: Con
         found = mine.cpu()
         if not torch.equal(found, expected):
             at = int((found != expected).nonzero()[0])
-            return (
-                f"has {float(found[at]):g} where {float(expected[at]):g} is the sum over {world} "
-                f"ranks (value {at + 1} of {num})"
+            wrong.append(
+                f"has {float(found[at]):.9g} where {float(expected[at]):.9g} is the sum over "
+                f"{world} rank(s) (value {at + 1} of {num})"
             )
-    return ""
+    return wrong
 
 
 def summed(group: dist.ProcessGroup, tensor: torch.Tensor) -> None:
