@@ -13,6 +13,7 @@ from pathlib import Path
 from pww.clock import SystemClock
 from pww.config import paths
 from pww.config.load import run_app
+from pww.config.running import Done
 from pww.config.schema import Config
 from pww.config.shorthand import with_tokenizer
 from pww.errors import ConfigError
@@ -68,10 +69,13 @@ def settle(config: Config, given: frozenset[str]) -> Config:
 
 def start(argv: Sequence[str]) -> int:
     """The program: the words after its name in, the exit code out."""
-    from pww.smoke import queued
-
-    clock = SystemClock()
     as_json = JSON in argv
+
+    def queue(configs: Sequence[Config]) -> Sequence[Done]:
+        from pww.smoke import queued
+
+        return queued.queue(configs, clock=SystemClock(), as_json=as_json)
+
     words = [word for word in argv if word != JSON]
     try:
         if any(word in ("-m", "--multirun") for word in words):
@@ -82,8 +86,7 @@ def start(argv: Sequence[str]) -> int:
         return fault.exit_code
     return run_app(
         partial(main, as_json=as_json), program="pww.smoke",
-        defaults=[f"run.root={ROOT}"], refine=settle,
-        queue=lambda configs: queued.queue(configs, clock=clock, as_json=as_json), argv=words,
+        defaults=[f"run.root={ROOT}"], refine=settle, queue=queue, argv=words,
     )  # fmt: skip
 
 
