@@ -92,7 +92,7 @@ def test_a_store_that_is_gone_is_told_of_in_words() -> None:
         rank, world, asked = 0, 2, threading.Event()
 
     place = Allocation(
-        Blocks.of(2, replicas=2), 1, One(), One(), alone, alone,  # type: ignore[arg-type]
+        Blocks.of(2, replicas=2), 1, One(), One(), alone, alone, alone,  # type: ignore[arg-type]
         Parting(client, rank=1, world=2), store=client,
     )  # fmt: skip
     place.look()
