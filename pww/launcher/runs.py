@@ -19,6 +19,7 @@ from pww.config.load import read_config
 from pww.config.schema import Config
 from pww.errors import ConfigError, StateError
 from pww.folder import owned
+from pww.launcher import another_size
 
 AUTO = "auto"
 NONE = "none"
@@ -27,7 +28,11 @@ FREE = (
     "resume", "dry", "central.url", "metrics", "run.root", "launcher",
     *(f"site.queue.{key}" for key in OF_THE_QUEUE),
 )  # fmt: skip
-"""Keys that may differ when a run goes on; all others are those that it started with."""
+"""Keys that may differ when a run goes on; all others are those that it started with, but for the
+number of ranks (`another_size`) and, each by its own name, the learning rates: what a run that went
+to nan goes on with.
+"""
+LR, OUTER_LR = "optim.lr", "diloco.outer.lr"
 
 
 def settle(config: Config, given: frozenset[str]) -> Config:
@@ -158,16 +163,27 @@ def _resumed(config: Config, folder: Path, given: frozenset[str]) -> Config:
         raise ConfigError([f"{key}: the run in {shown} is finished; start a new one"])
     stored = read_config(folder / paths.CONFIG_FILE)
     old, new = _leaves(stored.model_dump(mode="json")), _leaves(config.model_dump(mode="json"))
+    free = [*FREE, *(another_size.FOLLOWING if another_size.is_asked(given) else ())]
+    url = config.central.url if "central.url" in given else stored.central.url
+    rates = (LR, OUTER_LR) if url == NONE else (LR,)  # the outer one of a central is its own
+    free += [name for name in rates if name in given]
     faults = [
         f"{name}={_word(new.get(name))}: the run in {shown} was started with "
         f"{_word(old.get(name))}, and a resumed run keeps its configuration; leave it out, or "
         "start a new run"
         for name in sorted({*old, *new})
-        if old.get(name) != new.get(name) and _below(name, given) and not _below(name, FREE)
+        if old.get(name) != new.get(name) and _below(name, given) and not _below(name, free)
     ]
     if faults:
         raise ConfigError(faults)
     changed: dict[str, Any] = {"resume": str(folder), "dry": config.dry}
+    if another_size.is_asked(given):
+        stored = another_size.resized(stored, config, shown=shown)
+    if LR in given:
+        changed["optim"] = stored.optim.model_copy(update={"lr": config.optim.lr})
+    if OUTER_LR in given and url == NONE:
+        outer = stored.diloco.outer.model_copy(update={"lr": config.diloco.outer.lr})
+        changed["diloco"] = stored.diloco.model_copy(update={"outer": outer})
     if "central.url" in given:
         changed["central"] = stored.central.model_copy(update={"url": config.central.url})
     if any(_below(name, ["metrics"]) for name in given):

@@ -249,8 +249,8 @@ class Collective:
         *squares, total, bad = self._inner.sums([*squares, float(not finite)])
         if bad:
             raise TrainerError(
-                f"outer step {self.round + 1} would make theta not finite: lower diloco.outer.lr "
-                "or optim.lr, and go on from the last checkpoint"
+                f"outer step {self.round + 1} would make theta not finite: go on from the last "
+                "checkpoint with a lower diloco.outer.lr or optim.lr (resume=RUN optim.lr=…)"
             )
         others = self._outer.size - 1
         tally.measured(squares, total, num_bytes=int(self._inner.sums([sent])[0]) * others)

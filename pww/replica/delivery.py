@@ -94,7 +94,8 @@ class Streak:
         if self._not_finite == MAX_NOT_FINITE:
             raise TrainerError(
                 f"{MAX_NOT_FINITE} phases ended in nan or inf, and none was merged in between: "
-                "lower optim.lr (or diloco.outer.lr, where the first steps after a merge go wrong)"
+                "go on with a lower optim.lr (resume=RUN optim.lr=…), or diloco.outer.lr where the "
+                "first steps after a merge go wrong"
             )
         if self._rejected == MAX_REJECTED:
             raise TrainerError(

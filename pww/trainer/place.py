@@ -74,7 +74,7 @@ def check(place: Place, *, ranks: int) -> None:
         }[place.how]
         raise TrainerError(
             f"{started}, and the run has parallel.ranks={ranks}: start it with pww.train, which "
-            "starts as many, or start a new run with the number that you have"
+            "starts as many; resume=RUN parallel.ranks=… goes on with another number"
         )
 
 

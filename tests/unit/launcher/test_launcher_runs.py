@@ -7,6 +7,7 @@ import pytest
 
 from pww.clock import ManualClock
 from pww.config import paths
+from pww.config.check import check
 from pww.config.load import compose, read_config
 from pww.config.schema import Config
 from pww.errors import ConfigError, StateError
@@ -117,16 +118,121 @@ def test_what_is_not_given_stays_as_it_was(here: Config) -> None:
 
 def test_a_given_key_that_differs_is_refused(here: Config) -> None:
     folder = started(changed(here, run_name="x"))
-    again = changed(here, resume=str(folder), optim_lr=0.5, replica="b", data_max_windows=7)
-    given = frozenset({"resume", "optim.lr", "replica", "seed", "data"})
+    again = changed(here, resume=str(folder), optim_clip_norm=0.5, replica="b", data_max_windows=7)
+    given = frozenset({"resume", "optim", "replica", "seed", "data"})
     with pytest.raises(ConfigError) as caught:
         runs.settle(again, given)
     tail = "and a resumed run keeps its configuration; leave it out, or start a new run"
-    data, lr, replica = caught.value.faults
-    assert lr == f"optim.lr=0.5: the run in {folder} was started with 0.003, {tail}"
+    data, clip, replica = caught.value.faults
+    assert clip == f"optim.clip_norm=0.5: the run in {folder} was started with 1.0, {tail}"
     assert replica == f"replica=b: the run in {folder} was started with a, {tail}"
     first = here.data.max_windows
     assert data == f"data.max_windows=7: the run in {folder} was started with {first}, {tail}"
+
+
+@pytest.mark.parametrize("central", ["none", "http://127.0.0.1:9"])
+def test_a_run_goes_on_with_lower_rates(here: Config, central: str) -> None:
+    """What is said to who went to nan; with a central the outer rate is the central's own."""
+    folder = started(changed(here, run_name="x", central_url=central))
+    again = changed(here, resume=str(folder), optim_lr=0.0005)
+    assert runs.settle(again, frozenset({"resume", "optim.lr"})).optim.lr == 0.0005
+    assert runs.settle(again, frozenset({"resume"})).optim.lr == 0.003
+    tail = "and a resumed run keeps its configuration; leave it out, or start a new run"
+    with pytest.raises(ConfigError) as caught:  # a default of a group that was typed
+        runs.settle(again, frozenset({"resume", "optim"}))
+    assert caught.value.faults == (
+        f"optim.lr=0.0005: the run in {folder} was started with 0.003, {tail}",
+    )
+    again = compose([f"resume={folder}", "diloco.outer.lr=0.3"])
+    given = frozenset({"resume", "diloco.outer.lr"})
+    if central == "none":
+        config = runs.settle(again, given)
+        assert (config.diloco.outer.lr, config.diloco.outer.momentum) == (0.3, 0.9)
+        assert config.run.name == "x"
+        return
+    with pytest.raises(ConfigError, match=r"^diloco\.outer\.lr=0\.3: the run in .* with 0\.7, "):
+        runs.settle(again, given)
+
+
+def of(*words: str, root: Path) -> Config:
+    return compose([*words, f"run.root={root}"])
+
+
+SLURM = ("site=slurm", "site.queue.partition=gpu")
+
+
+@pytest.mark.parametrize(
+    ("first", "words", "ranks", "shard"),
+    [
+        (["parallel.ranks=4"], ["parallel.ranks=2"], 2, 2),
+        (["parallel=ddp", "parallel.ranks=4"], ["parallel=ddp", "parallel.ranks=2"], 2, 1),
+        (["parallel=single"], ["parallel=ddp", "parallel.ranks=2"], 2, 1),
+        (
+            [*SLURM, "site.num_nodes=2", "site.ranks_per_node=4"],
+            [*SLURM, "site.num_nodes=1", "site.ranks_per_node=4"], 4, 4,
+        ),
+        (
+            [*SLURM, "site.ranks_per_node=2", "diloco.replicas=2"],
+            [*SLURM, "site.ranks_per_node=8", "diloco.replicas=2"], 8, 8,
+        ),
+    ],
+)  # fmt: skip
+def test_a_run_goes_on_with_another_number_of_ranks(
+    tmp_path: Path, first: list[str], words: list[str], ranks: int, shard: int
+) -> None:
+    """The number and what follows from it; all else is the run's own."""
+    folder = started(of(*first, "run.name=x", "optim.lr=0.001", root=tmp_path))
+    again = of(*words, f"resume={folder}", root=tmp_path)
+    given = frozenset(word.partition("=")[0] for word in words) | {"resume"}
+    config = runs.settle(again, given)
+    parallel, site = config.parallel, config.site
+    assert (parallel.ranks, parallel.shard_ranks) == (ranks, shard)
+    assert site.num_nodes * site.ranks_per_node == ranks
+    assert config.optim.lr == 0.001
+    assert check(config) == []
+    frozen, _ = runs.claim(config, ManualClock())
+    assert frozen.parallel.ranks == ranks
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["parallel=ddp"], r"^parallel\.kind=ddp: the run in .* was started with fsdp, "),
+        (
+            ["parallel=ddp"],
+            r"parallel\.ranks=1: the run in .* was started with 4, .* keeps its conf",
+        ),
+        (
+            [*SLURM, "site.ranks_per_node=2"],
+            r"site\.name=slurm: the run in .* was started with local, ",
+        ),
+        (["parallel.ranks=3"], r"^diloco\.replicas=2: must divide parallel\.ranks=3"),
+        (
+            ["parallel.ranks=2", "diloco.replicas=1"],
+            r"^diloco\.replicas=1: the run in .* was started with 2, ",
+        ),
+    ],
+)
+def test_a_number_of_ranks_that_does_not_fit(tmp_path: Path, words: list[str], told: str) -> None:
+    """Not by a group's default either: it may be no more than one rank."""
+    folder = started(
+        of("parallel.ranks=4", "diloco.replicas=2", "run.name=x", "optim.batch_windows=12",
+           "darl.block_windows=12", root=tmp_path)
+    )  # fmt: skip
+    words = [*words, "optim.batch_windows=12", "darl.block_windows=12"]
+    again = of(*words, f"resume={folder}", root=tmp_path)
+    given = frozenset(word.partition("=")[0] for word in words) | {"resume"}
+    with pytest.raises(ConfigError, match=told):
+        runs.settle(again, given)
+
+
+def test_ranks_are_counted_by_the_nodes_of_the_runs_site(tmp_path: Path) -> None:
+    folder = started(of(*SLURM, "site.ranks_per_node=4", "run.name=x", root=tmp_path))
+    again = of("parallel.ranks=2", f"resume={folder}", root=tmp_path)
+    with pytest.raises(
+        ConfigError, match=r"^site=local: the run in .* is one of site=slurm, whose"
+    ):
+        runs.settle(again, frozenset({"resume", "parallel.ranks"}))
 
 
 def test_there_must_be_such_a_run(here: Config, tmp_path: Path) -> None:
