@@ -89,4 +89,6 @@ def _images(config: Config, place: "Allocation") -> "tuple[CorpusFacts, Callable
         log.info(
             "trained on the %s, measured on the %s", gallery.train.source, gallery.measured.source
         )
-    return gallery, lambda: VisionTrainer(of_one(config), gallery, ranks=place.ranks)
+    return gallery, lambda: VisionTrainer(
+        of_one(config), gallery, ranks=place.ranks, replica=place.replica
+    )

@@ -2,11 +2,25 @@
 
 from collections.abc import Collection, Iterator
 
-from pww.config.schema import Config, Optim
+from pww.config.schema import Config, Images, Optim
+
+OF_A_CENTRAL = ("phase", "quorum", "grace", "staleness_window", "staleness_discount")
+"""Keys of diloco about replicas that need not meet: those of one allocation always do."""
 
 
 def without_effect(config: Config, given: Collection[str]) -> Iterator[str]:
-    """A sentence for each key of `given` that this run's schedule has no use for."""
+    """A sentence for each key of `given` that this run has no use for."""
+    if config.diloco.replicas > 1:
+        for key in (f"diloco.{name}" for name in OF_A_CENTRAL):
+            if key in given:
+                yield (
+                    f"{key}: has no effect with diloco.replicas={config.diloco.replicas}, whose "
+                    "phases have the same steps and meet at each end; leave it out"
+                )
+    if isinstance(config.data, Images) and config.data.kind == "digits" and "data.roots" in given:
+        yield (
+            "data.roots: has no effect with data=digits, which scikit-learn brings; leave it out"
+        )
     optim = config.optim
     if "optim.decay_share" in given and optim.decay != "wsd":
         yield (

@@ -219,7 +219,8 @@ def _apply(override: "Override", base: "DictConfig") -> None:
 
 
 def register_resolvers() -> None:
-    """What `conf/` may write besides OmegaConf's own: `${product:a,b}` and `${project:folder}`.
+    """What `conf/` may write besides OmegaConf's own: `${product:a,b}`, `${scaled:value,number,of}`
+    (value times number / of) and `${project:folder}`.
 
     A clone that runs without being installed finds its own plugins too.
     """
@@ -230,6 +231,7 @@ def register_resolvers() -> None:
         sys.path.append(str(plugins))
 
     OmegaConf.register_new_resolver("product", _product, replace=True)
+    OmegaConf.register_new_resolver("scaled", _scaled, replace=True)
     OmegaConf.register_new_resolver("project", lambda path: str(PROJECT / path), replace=True)
 
 
@@ -238,6 +240,10 @@ def _product(*factors: object) -> int:
         if not isinstance(factor, int) or isinstance(factor, bool):
             raise ValueError(f"{factor} is not a whole number")
     return math.prod(f for f in factors if isinstance(f, int))
+
+
+def _scaled(value: float, number: object, of: int) -> float:
+    return value * _product(number) / of
 
 
 def _has(config: "DictConfig", key: str) -> bool:

@@ -46,7 +46,7 @@ class Meters:
         self._sent, self._bytes_down = sent, 0
         self._seen: Theta | None = None
         self._idle_s = clock.monotonic()  # since when the replica waits for its next phase
-        self._busy_s = 0.0  # of that time it evaluated
+        self._busy_s = 0.0  # of that time it evaluated or saved
         self.wait_s = self.exchange_s = 0.0
 
     def got(self, theta: Theta) -> None:
@@ -55,7 +55,7 @@ class Meters:
             self._seen = theta
             self._bytes_down += theta.received_bytes
 
-    def evaluated(self, seconds: float) -> None:
+    def busy(self, seconds: float) -> None:
         """So long there was something to do although no phase ran."""
         self._busy_s += seconds
 

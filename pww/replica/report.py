@@ -110,7 +110,7 @@ class Report:
         start_s = self._clock.monotonic()
         result = trainer.evaluate()
         took_s = self._clock.monotonic() - start_s
-        self.meters.evaluated(took_s)
+        self.meters.busy(took_s)
         self._evaluated = theta.round
         if self.totals.first_round < 0:
             self.totals.first_round, self.totals.first_held_out = theta.round, result.loss
@@ -175,6 +175,7 @@ class Report:
         start = self._clock.monotonic()
         yield
         self._saved_s = self._clock.monotonic() - start
+        self.meters.busy(self._saved_s)  # not a wait, where it comes after the exchange
 
     def verdict(self, entry: Entry, verdict: Verdict, *, sent_bytes: int = 0) -> None:
         """Counts and writes down what became of a delta; `sent_bytes` if it was no payload."""

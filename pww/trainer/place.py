@@ -18,6 +18,8 @@ from pww.errors import TrainerError
 
 FIRST_PORT, NUM_PORTS = 10_000, 20_000
 """Where ranks meet: below the ports that Linux hands out by itself (from 32768)."""
+STEPS = 8
+"""Ports of one job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +81,10 @@ def check(place: Place, *, ranks: int) -> None:
 
 
 def port_of(job: int, step: int = 0) -> int:
-    """The port where a step's ranks meet: two jobs of one user that share a node have two."""
-    return FIRST_PORT + (job + step) % NUM_PORTS
+    """The port where a step's ranks meet: two jobs of one user that share a node have two, and so
+    have the first steps of a job, which may run side by side.
+    """
+    return FIRST_PORT + (STEPS * job + step % STEPS) % NUM_PORTS
 
 
 def hosts(nodes: str) -> Iterator[str]:

@@ -48,8 +48,10 @@ class VisionTrainer:
     """
 
     def __init__(
-        self, config: Config, gallery: Gallery, *, ranks: Ranks, clock: Clock = SystemClock()
-    ) -> None:
+        self, config: Config, gallery: Gallery, *, ranks: Ranks, replica: int = 0,
+        clock: Clock = SystemClock(),
+    ) -> None:  # fmt: skip
+        """`replica`: which of the allocation; each moves and mirrors its images in its own way."""
         assert isinstance(config.model, ImageModel)
         assert isinstance(config.optim, Sgd)
         if config.parallel.ranks != ranks.world:
@@ -59,6 +61,7 @@ class VisionTrainer:
                     "start as many"
                 ]
             )
+        self._replica = replica
         self._config, self._ranks, self._clock, self._gallery = config, ranks, clock, gallery
         self._model_config, self._optim = config.model, config.optim
         if config.site.device == "cpu":
@@ -198,10 +201,14 @@ class VisionTrainer:
             group["lr"] = lr
         self._wrapped.train()
         pixels, labels = self._batch(ids, mine)
+        is_idle = mine.stop == mine.start
+        kept = snapshot(self.module) if is_idle else []
         with self._cast():
             logits = self._wrapped(pixels)
+        if is_idle:  # image 0 stands in for none of its own, and counts for nothing
+            restore(self.module, kept)
         loss = nn.functional.cross_entropy(logits.float(), labels, reduction="sum")
-        loss = loss * float(mine.stop > mine.start)
+        loss = loss * float(not is_idle)
         # DDP and FSDP2 average over ranks; this is the mean over the images of all of them
         torch.autograd.backward(loss * (self._ranks.world / len(ids)))
         nn.utils.clip_grad_norm_(self.module.parameters(), self._optim.clip_norm)
@@ -210,10 +217,11 @@ class VisionTrainer:
         return loss.detach().double()
 
     def _batch(self, ids: Sequence[int], mine: slice) -> tuple[torch.Tensor, torch.Tensor]:
-        """Images moved and mirrored by seed, step and place in the batch: a resumed run, on however
-        many ranks, draws the same.
+        """Images moved and mirrored by seed, replica, step and place in the batch: a resumed run,
+        on however many ranks, draws the same.
         """
-        digest = hashlib.sha256(f"{self._config.seed} {self.step}".encode()).digest()
+        text = f"{self._config.seed} {self._replica} {self.step}"
+        digest = hashlib.sha256(text.encode()).digest()
         draw = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
         chosen = torch.tensor(ids[mine] or ids[:1])
         pixels = self._pixels[chosen].to(self._device)
@@ -246,7 +254,8 @@ class VisionTrainer:
         if not self._config.diloco.recalibrate_bn:
             found = self._score()
         else:
-            with recalibrated(self._wrapped, self._some(), ranks=self._ranks):
+            # estimated in the precision that they are used in
+            with self._cast(), recalibrated(self._wrapped, self._some(), ranks=self._ranks):
                 found = self._score()
         return EvalResult(found.loss, found.count, accuracy=found.accuracy)
 

@@ -54,6 +54,26 @@ def test_keys_of_another_schedule_are_refused_where_they_were_given(
     assert list(without_effect(config, frozenset({"optim.decay", "optim"}))) == []
 
 
+def test_replicas_that_always_meet_have_no_use_for_a_quorum() -> None:
+    config = compose(["diloco.replicas=2", "parallel.ranks=2"])
+    keys = ["phase", "quorum", "grace", "staleness_window", "staleness_discount"]
+    given = frozenset(f"diloco.{key}" for key in keys)
+    assert list(without_effect(config, given)) == [
+        f"diloco.{key}: has no effect with diloco.replicas=2, whose phases have the same steps and "
+        "meet at each end; leave it out"
+        for key in keys
+    ]
+    assert list(without_effect(config, frozenset({"diloco.norm_clip", "diloco.inner_steps"}))) == []
+    assert list(without_effect(compose(), given)) == []
+
+
+def test_digits_are_looked_for_nowhere() -> None:
+    told = "data.roots: has no effect with data=digits, which scikit-learn brings; leave it out"
+    given = frozenset({"data.roots"})
+    assert list(without_effect(compose(["model=resnet_digits"]), given)) == [told]
+    assert list(without_effect(compose(["model=resnet18"]), given)) == []
+
+
 def test_a_key_inside_of_a_value_counts_as_given() -> None:
     seen: list[frozenset[str]] = []
 

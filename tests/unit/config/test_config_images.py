@@ -58,6 +58,20 @@ def test_a_resnet_brings_its_images_optimiser_and_outer_optimiser() -> None:
     assert compose([RESNET, "evaluation.max_windows=50"]).evaluation.max_windows == 50
 
 
+def test_the_learning_rate_is_that_of_the_replicas_batch() -> None:
+    """In proportion to the images of one step of one replica, however many there are."""
+    assert compose([RESNET]).optim.lr == 0.1
+    assert compose([RESNET, "optim.batch_windows=1024"]).optim.lr == 0.8
+    two = ["diloco.replicas=2", "parallel.ranks=2", "optim.batch_windows=32"]
+    assert compose([RESNET, *two]).optim.lr == 0.025
+    assert compose([RESNET, *two, "optim.lr=0.3"]).optim.lr == 0.3
+    with pytest.raises(ConfigError) as caught:
+        compose([RESNET, "optim.batch_windows=many"])
+    assert [fault.partition(":")[0] for fault in caught.value.faults] == [
+        "optim.batch_windows=many"
+    ]
+
+
 def test_only_training_reads_images() -> None:
     with pytest.raises(ConfigError, match=r"data=cifar10: are images, which only pww\.train reads"):
         _ = compose([RESNET]).text

@@ -62,7 +62,7 @@ def test_a_wait_ends_where_the_phase_begins_and_evaluation_is_none() -> None:
     clock = ManualClock()
     meters = Meters(H100, clock=clock, sent=lambda: 50)
     clock.advance(5.0)
-    meters.evaluated(3.0)
+    meters.busy(3.0)
     meters.begins()
     assert meters.wait_s == 2.0
     clock.advance(100.0)  # the phase
@@ -125,3 +125,19 @@ def test_rows_have_speed_waits_and_the_other_corpora(tmp_path: Path) -> None:
         assert (row["loss_wiki"], row["tokens_wiki"]) == (2.0, 9)
         assert row["perplexity_wiki"] == pytest.approx(7.389056)
         assert row["evaluation_seconds"] == 0.5
+
+
+def test_a_checkpoint_after_the_exchange_is_no_wait(tmp_path: Path) -> None:
+    """The replicas of an allocation save once the books have their phase."""
+    ranks, clock = alone(), ManualClock()
+    report = Lone(tmp_path / "run", ranks).report
+    report._clock = clock
+    report.meters = Meters(Hardware(), clock=clock)
+    with report.exchanging():
+        clock.advance(2.0)
+    with report.saving():
+        clock.advance(5.0)
+    clock.advance(0.25)
+    report.meters.begins()
+    ranks.close()
+    assert (report.meters.exchange_s, report.meters.wait_s) == (2.0, 0.25)

@@ -2,8 +2,11 @@
 
 import pytest
 import torch
+from torch._C._distributed_c10d import HashStore
 
+from pww.config.load import compose
 from pww.errors import TrainerError
+from pww.trainer import ranks
 from pww.trainer.device import take
 
 
@@ -41,3 +44,15 @@ def test_no_accelerator_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(TrainerError, match=r"^site\.device=rocm, but torch .* sees no GPU"):
         take("rocm")
+
+
+def test_a_rank_takes_it_before_it_meets_the_others(
+    four: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever trains then finds it: what is on the device goes to the current one."""
+    seen: list[list[int]] = []
+    monkeypatch.setattr(ranks.dist, "init_process_group", lambda *_, **__: seen.append([*four]))
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    config = compose(["site=slurm", "site.queue.partition=gpu", "site.ranks_per_node=4"])
+    ranks.join(config, store=HashStore(), rank=3, world=4)
+    assert seen == [[3]]

@@ -61,8 +61,8 @@ def test_torchrun_comes_first() -> None:
 
 
 def test_ports_of_neighbours_differ_and_are_below_those_that_linux_gives() -> None:
-    ports = [port_of(job) for job in range(1_000_000, 1_000_500)]
-    assert len(set(ports)) == 500
+    ports = [port_of(job, step) for job in range(1_000_000, 1_000_500) for step in range(3)]
+    assert len(set(ports)) == 1500
     assert all(1024 < port < 32768 for port in ports)
     assert found({**STEP, "SLURM_JOB_ID": "4712"}).port != found(STEP).port
 

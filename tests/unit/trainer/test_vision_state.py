@@ -34,12 +34,12 @@ def resnet(ranks: Ranks) -> Iterator[Build]:
     """resnet("optim.momentum=0") → a trainer that is closed after the test."""
     built: list[VisionTrainer] = []
 
-    def make(*words: str) -> VisionTrainer:
+    def make(*words: str, replica: int = 0) -> VisionTrainer:
         config = compose([
             "model=resnet_digits", "site.cores_per_rank=1", "optim.batch_windows=16",
             "darl.block_windows=16", "metrics.every_steps=1", *words,
         ])  # fmt: skip
-        built.append(VisionTrainer(config, shapes(), ranks=ranks))
+        built.append(VisionTrainer(config, shapes(), ranks=ranks, replica=replica))
         return built[-1]
 
     yield make
@@ -136,3 +136,32 @@ def test_a_phase_that_goes_to_nan_leaves_the_statistics_before_it(
     assert trainer.evaluate() == score
     assert math.isfinite(phase(trainer).loss)
     assert math.isfinite(trainer.evaluate().loss)
+
+
+def test_statistics_are_estimated_in_the_precision_that_they_are_used_in(resnet: Build) -> None:
+    trainer = resnet("model.dtype=bf16", "diloco.recalibrate_bn=true")
+    seen: list[tuple[bool, bool]] = []
+    trainer.module.register_forward_pre_hook(
+        lambda module, _: seen.append((module.training, torch.is_autocast_enabled("cpu")))
+    )
+    trainer.evaluate()
+    assert {training for training, _ in seen} == {True, False}
+    assert all(cast for _, cast in seen)
+
+
+def test_a_rank_without_an_image_counts_for_nothing(resnet: Build) -> None:
+    """It runs one all the same, as DDP and FSDP2 want it, and leaves no trace of it."""
+    trainer = resnet("optim.momentum=0", "optim.weight_decay=0")
+    before, weights = kept(trainer), {n: t.clone() for n, t in trainer.tensors()}
+    assert trainer._step([3, 4], slice(2, 2), lr=0.1) == 0
+    assert same(kept(trainer), before)
+    assert same(dict(trainer.tensors()), weights)
+
+
+def test_each_replica_moves_its_images_in_its_own_way(resnet: Build) -> None:
+    ids = list(range(16))
+    first, second, again = (
+        resnet(replica=replica)._batch(ids, slice(0, 16))[0] for replica in (0, 1, 0)
+    )
+    assert torch.equal(first, again)
+    assert not torch.equal(first, second)
