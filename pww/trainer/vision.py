@@ -205,12 +205,12 @@ class VisionTrainer:
         kept = snapshot(self.module) if is_idle else []
         with self._cast():
             logits = self._wrapped(pixels)
-        if is_idle:  # image 0 stands in for none of its own, and counts for nothing
-            restore(self.module, kept)
         loss = nn.functional.cross_entropy(logits.float(), labels, reduction="sum")
         loss = loss * float(not is_idle)
         # DDP and FSDP2 average over ranks; this is the mean over the images of all of them
         torch.autograd.backward(loss * (self._ranks.world / len(ids)))
+        if is_idle:  # image 0 stood in for none of its own, and counts for nothing
+            restore(self.module, kept)
         nn.utils.clip_grad_norm_(self.module.parameters(), self._optim.clip_norm)
         self._descent.step()
         self._descent.zero_grad(set_to_none=True)
