@@ -9,7 +9,8 @@ name can be read back: it is what `predict cell=` and `report against=` take.
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from pww.errors import LabError
@@ -48,15 +49,36 @@ def cell_id(cell: Mapping[str, Value]) -> str:
     return f"{safe[:MAX_LENGTH]}~{digest}"
 
 
-def parse_cell(text: str) -> str:
-    """The name of the cell that a person means: overrides in any order, or a name as it stands.
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """What a person calls a cell by: its name, or as many of its overrides as tell it apart.
+
+    `name` is `cell_id` of what was typed; a name that was cut can be meant as a whole only.
+    """
+
+    name: str
+    texts: Mapping[str, str]
+
+    def means(self, cell: Mapping[str, Value], common: Mapping[str, Value]) -> bool:
+        """Whether this is the cell: it may leave out what all cells of its study have in common."""
+        if self.name == cell_id(cell):
+            return True
+        if "~" in self.name:
+            return False
+        texts = {key: text_of(value) for key, value in cell.items()}
+        shared = {key for key in common if text_of(common[key]) == texts.get(key)}
+        return self.texts.items() <= texts.items() and texts.keys() - self.texts.keys() <= shared
+
+
+def reference(text: str) -> Reference:
+    """What is meant by overrides in any order, or by a name as it stands.
 
     Raises:
         LabError: it is neither.
     """
     text = text.strip()
     if text == BASE or "~" in text:
-        return text
+        return Reference(text, {})
     cell: dict[str, Value] = {}
     for word in re.split(r"[,\s]+(?![^\[]*\])", text):
         key, equals, value = word.partition("=")
@@ -66,7 +88,19 @@ def parse_cell(text: str) -> str:
                 f"{BASE} for the one that has none"
             )
         cell[WHOLE.get(key, key)] = value
-    return cell_id(cell)
+    return Reference(cell_id(cell), {key: text_of(value) for key, value in cell.items()})
+
+
+def common(cells: Iterable[Mapping[str, Value]]) -> dict[str, Value]:
+    """The overrides that all of the cells have."""
+    rest = [dict(cell) for cell in cells]
+    if not rest:
+        return {}
+    return {
+        key: value
+        for key, value in rest[0].items()
+        if all(key in cell and text_of(cell[key]) == text_of(value) for cell in rest)
+    }
 
 
 def text_of(value: Value) -> str:

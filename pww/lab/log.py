@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pww.errors import LabError
+from pww.lab.cells import common, reference
 from pww.lab.predictions import LOG_FILE, Prediction, append, written
 from pww.lab.records import METRICS_FILE, Run, cell_of, is_finished, read_run
 from pww.log import JsonLines, read_json_lines
@@ -32,16 +33,20 @@ def predict(study: Path, prediction: Prediction) -> None:
     if any(_same(prediction, one) for one in known):
         return
     study.mkdir(parents=True, exist_ok=True)
-    for folder in sorted(p for p in study.iterdir() if p.is_dir()):
-        if _cell_in(folder) != prediction.cell:
-            continue
-        if is_finished(folder):
+    meant = reference(prediction.cell)
+    folders = sorted(p for p in study.iterdir() if p.is_dir())
+    finished = [run for run in map(_finished, folders) if run is not None]
+    shared = common(run.result.cell for run in finished)
+    for run in finished:
+        if meant.means(run.result.cell, shared):
             raise LabError(
-                f"cell={prediction.cell}: its outcome is in ({folder.name}), and a claim is "
+                f"cell={prediction.cell}: its outcome is in ({run.folder.name}), and a claim is "
                 "written before its run; make it in another study, with seeds of its own"
             )
+    for folder in folders:
         metrics = folder / METRICS_FILE
-        if metrics.exists() and metrics.stat().st_size:
+        begun = metrics.exists() and metrics.stat().st_size > 0
+        if begun and cell_of(folder.name) == prediction.cell:
             raise LabError(
                 f"cell={prediction.cell}: {folder.name} has begun, and shows how it goes; remove "
                 "that run, or make the claim in another study"
@@ -59,9 +64,13 @@ def seal_faults(study: Path, runs: Sequence[Run]) -> tuple[dict[str, str], list[
                 f"{LOG_FILE}: prediction {lost}, which was there when {run.folder.name} ended, was "
                 "edited or removed after its outcome; put its row back as it was"
             )
+    shared = common(run.result.cell for run in runs)
     void: dict[str, str] = {}
     for one in known:
-        late = [run for run in runs if run.result.id == one.cell and one.id not in run.sealed]
+        meant = reference(one.cell)
+        late = [
+            run for run in runs if meant.means(run.result.cell, shared) and one.id not in run.sealed
+        ]
         if late:
             void[one.id] = f"written after its outcome ({late[0].folder.name}) was in"
     return void, list(dict.fromkeys(faults))
@@ -85,12 +94,12 @@ def note_outcome(study: Path, row: dict[str, object]) -> None:
         log.close()
 
 
-def _cell_in(folder: Path) -> str:
-    """The cell of the run in `folder`: as its result says, else as it is called."""
+def _finished(folder: Path) -> Run | None:
+    """The run in `folder`; None while it is unfinished, or where it cannot be read."""
     try:
-        return read_run(folder).result.id
+        return read_run(folder) if is_finished(folder) else None
     except LabError:
-        return cell_of(folder.name)
+        return None
 
 
 def _same(one: Prediction, other: Prediction) -> bool:

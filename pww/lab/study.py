@@ -13,7 +13,10 @@ from pww.config.paths import CONFIG_FILE
 from pww.errors import LabError
 from pww.lab.records import METRICS_FILE, RESULT_FILE, Run, is_finished, read_run
 
-FREE = ("seed", "optim.lr", "run", "lab.seeds", "lab.tune", "metrics", "dry", "resume", "site")
+FREE = (
+    "seed", "inner.lr", "dry", "lab.study", "lab.root", "lab.seeds", "lab.tune", "lab.threads",
+    "lab.log_every",
+)  # fmt: skip
 """Keys in which two runs of a cell may differ; all others are the same, or they are two cells."""
 
 

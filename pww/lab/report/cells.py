@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pww.errors import LabError
-from pww.lab.cells import Value, parse_cell, text_of
+from pww.lab.cells import Value, cell_id, common, reference
 from pww.lab.records import Run
 from pww.lab.report.interval import Interval, interval
 
@@ -18,6 +18,7 @@ class Cell:
 
     id: str
     task: str
+    label: str  # its overrides that not all cells of the study have
     lr: float
     tuned: bool
     candidate: bool
@@ -45,8 +46,8 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """The id, and for a rate among several, the rate."""
-        return f"{self.id}{AT}{self.lr:g}" if self.candidate else self.id
+        """The label, and for a rate among several, the rate."""
+        return f"{self.label}{AT}{self.lr:g}" if self.candidate else self.label
 
 
 def cells_of(runs: Sequence[Run]) -> list[Cell]:
@@ -55,14 +56,18 @@ def cells_of(runs: Sequence[Run]) -> list[Cell]:
     for run in runs:
         key = (run.result.task, run.result.id, run.result.lr)
         groups.setdefault(key, []).append(run)
+    several = len({name for _, name, _ in groups}) > 1
+    shared = common(run.result.cell for run in runs) if several else {}
     found = []
     for (task, name, lr), group in sorted(groups.items()):
         group.sort(key=lambda run: run.result.seed)
+        own = {key: x for key, x in group[0].result.cell.items() if key not in shared}
         found.append(
             Cell(
-                name,
-                task,
-                lr,
+                id=name,
+                task=task,
+                label=cell_id(own),
+                lr=lr,
                 tuned=any(run.result.tuned for run in group),
                 candidate=all(run.result.candidate for run in group),
                 runs=tuple(group),
@@ -76,39 +81,35 @@ def shown(cells: Sequence[Cell]) -> list[Cell]:
     return [cell for cell in cells if not cell.candidate]
 
 
-def find(cells: Sequence[Cell], reference: str) -> Cell:
+def find(cells: Sequence[Cell], name: str) -> Cell:
     """The cell that `codec=topk,H=16` names, at its tuned rate, or `…@0.003` at that one.
 
     Raises:
         LabError: there is none, or several, and which there are.
     """
-    text, at, rate = reference.partition(AT)
-    name = parse_cell(text)
+    text, at, rate = name.partition(AT)
+    meant, shared = reference(text), common(cell.overrides for cell in cells)
+    found = [cell for cell in cells if meant.means(cell.overrides, shared)]
     if at:
         try:
             lr = float(rate)
         except ValueError:
-            raise LabError(f"{reference}: {rate} is no learning rate") from None
-        found = [cell for cell in cells if cell.id == name and cell.lr == lr]
+            raise LabError(f"{name}: {rate} is no learning rate") from None
+        found = [cell for cell in found if cell.lr == lr]
     else:
-        found = [cell for cell in shown(cells) if cell.id == name]
-        tuned = [cell for cell in found if cell.tuned]
-        found = tuned or found
+        found = shown(found)
+        found = [cell for cell in found if cell.tuned] or found
     if len(found) == 1:
         return found[0]
     if not found:
-        names = sorted({cell.name for cell in cells}) if at else [c.id for c in shown(cells)]
+        names = [cell.name for cell in (cells if at else shown(cells))]
         there = ", ".join(dict.fromkeys(names)) or "none"
-        raise LabError(f"no finished run of the cell {reference}; there are {there}")
-    several = ", ".join(f"{cell.id}{AT}{cell.lr:g} ({cell.task})" for cell in found)
-    raise LabError(f"{reference} is several cells: {several}; say which rate, as in {name}@0.003")
+        raise LabError(f"no finished run of the cell {name}; there are {there}")
+    several = ", ".join(f"{cell.label}{AT}{cell.lr:g} ({cell.task})" for cell in found)
+    raise LabError(f"{name} is several cells: {several}; say which rate, as in {text}{AT}0.003")
 
 
 def axes(cells: Sequence[Cell]) -> list[str]:
     """The overrides in which the cells differ, in the order of their keys."""
     keys = sorted({key for cell in cells for key in cell.overrides})
-    return [
-        key
-        for key in keys
-        if len({text_of(c.overrides[key]) if key in c.overrides else None for c in cells}) > 1
-    ]
+    return [key for key in keys if key not in common(cell.overrides for cell in cells)]

@@ -51,7 +51,7 @@ def ratio(one: Cell, other: Cell) -> Interval:
     for a, b in paired(one, other):
         if a <= 0 or b <= 0:
             raise LabError(
-                f"{one.id} / {other.id}: a ratio wants losses above zero, and there is "
+                f"{one.label} / {other.label}: a ratio wants losses above zero, and there is "
                 f"{min(a, b):g}; take loss_difference"
             )
         logs.append(math.log(a) - math.log(b))
@@ -66,13 +66,13 @@ def paired(one: Cell, other: Cell) -> list[tuple[float, float]]:
     """
     if one.task != other.task:
         raise LabError(
-            f"{one.id} is of task {one.task}, {other.id} of {other.task}: their losses do not "
-            "compare"
+            f"{one.label} is of task {one.task}, {other.label} of {other.task}: their losses do "
+            "not compare"
         )
-    return common(one.by_seed, other.by_seed, f"{one.id} and {other.id}")
+    return same_seeds(one.by_seed, other.by_seed, f"{one.label} and {other.label}")
 
 
-def common(
+def same_seeds(
     one: Mapping[int, float], other: Mapping[int, float], who: str
 ) -> list[tuple[float, float]]:
     """Pairs of the seeds that both have.

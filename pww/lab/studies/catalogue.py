@@ -1,0 +1,7 @@
+"""All studies that come with the lab, by name."""
+
+from collections.abc import Mapping
+
+from pww.lab.studies.recipe import Recipe
+
+RECIPES: Mapping[str, Recipe] = {}
