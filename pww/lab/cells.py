@@ -30,6 +30,15 @@ SHORT = {
     "codec.value_bits": "bits",
     "codec.feedback": "feedback",
     "codec.force": "force",
+    "lab.steps": "steps",
+    "task.size": "size",
+    "method.delay": "delay",
+    "method.eager": "eager",
+    "method.fragments": "fragments",
+    "method.participation": "participation",
+    "attack.workers": "attackers",
+    "attack.scale": "attack_scale",
+    "attack.coordinated": "coordinated",
 }
 """Names of keys that are typed often; all others are written whole."""
 WHOLE = {short: key for key, short in SHORT.items()}

@@ -14,7 +14,7 @@ from pww.errors import LabError
 from pww.lab.records import METRICS_FILE, RESULT_FILE, Run, is_finished, read_run
 
 FREE = (
-    "seed", "inner.lr", "dry", "lab.study", "lab.root", "lab.seeds", "lab.tune", "lab.threads",
+    "seed", "optim.lr", "dry", "lab.study", "lab.root", "lab.seeds", "lab.tune", "lab.threads",
     "lab.log_every",
 )  # fmt: skip
 """Keys in which two runs of a cell may differ; all others are the same, or they are two cells."""

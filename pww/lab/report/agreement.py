@@ -59,9 +59,8 @@ def _checked(expected: Expected, cells: Sequence[Cell]) -> tuple[str, Answer, st
             of = measured(cells, check.quantity, cell=check.cell, against=check.against)
             return _words(of), *_answer(check.low, check.high, of)
         case ExcessRatio() as check:
-            of = excess_ratio(
-                find(cells, check.cell), find(cells, check.against), find(cells, check.base)
-            )
+            names = (check.cell, check.base, check.against, check.against_base)
+            of = excess_ratio(*(find(cells, name) for name in names))
             return _words(of), *_answer(check.low, check.high, of)
         case Linear() as check:
             of = r_squared(
@@ -74,23 +73,22 @@ def _checked(expected: Expected, cells: Sequence[Cell]) -> tuple[str, Answer, st
             assert_never(other)
 
 
-def excess_ratio(one: Cell, other: Cell, base: Cell) -> Interval:
-    """How many times as far above `base` the one is as the other, seed by seed.
+def excess_ratio(one: Cell, base: Cell, other: Cell, other_base: Cell) -> Interval:
+    """How many times as far `one` is above its base as `other` is above its own, seed by seed.
 
     Raises:
-        LabError: not comparable, or the other is not above the base at every seed.
+        LabError: not comparable, or the other is not above its base at every seed.
     """
-    above = dict(zip(_seeds(one, base), paired(one, base), strict=True))
-    below = dict(zip(_seeds(other, base), paired(other, base), strict=True))
+    above = {seed: a - b for seed, a, b in paired(one, base)}
+    below = {seed: a - b for seed, a, b in paired(other, other_base)}
     ratios = []
     for seed in sorted(above.keys() & below.keys()):
-        excess, unit = above[seed][0] - above[seed][1], below[seed][0] - below[seed][1]
-        if not unit > 0:
+        if not below[seed] > 0:
             raise LabError(
-                f"{other.label} is not above {base.label} at seed {seed}, so nothing is a multiple "
-                "of it"
+                f"{other.label} is not above {other_base.label} at seed {seed}, so nothing is a "
+                "multiple of that"
             )
-        ratios.append(excess / unit)
+        ratios.append(above[seed] / below[seed])
     return interval(ratios)
 
 
@@ -151,10 +149,6 @@ def _answer(low: float, high: float, of: Interval) -> tuple[Answer, str]:
         case _:
             inside = low <= of.mean <= high
             return "cannot say", f"{why}; the mean is {'inside' if inside else 'outside'}"
-
-
-def _seeds(one: Cell, base: Cell) -> list[int]:
-    return sorted(one.by_seed.keys() & base.by_seed.keys())
 
 
 def _line(x: Sequence[float], y: Sequence[float]) -> float:

@@ -5,7 +5,7 @@ data, so what the two have in common cancels.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from pww.errors import LabError
 from pww.lab.predictions import NOTHING, Quantity
@@ -38,7 +38,7 @@ def difference(one: Cell, other: Cell) -> Interval:
     Raises:
         LabError: of two tasks, or no seed in common.
     """
-    return interval([a - b for a, b in paired(one, other)])
+    return interval([a - b for _, a, b in paired(one, other)])
 
 
 def ratio(one: Cell, other: Cell) -> Interval:
@@ -48,7 +48,7 @@ def ratio(one: Cell, other: Cell) -> Interval:
         LabError: of two tasks, no seed in common, or a loss that is not above zero.
     """
     logs = []
-    for a, b in paired(one, other):
+    for _, a, b in paired(one, other):
         if a <= 0 or b <= 0:
             raise LabError(
                 f"{one.label} / {other.label}: a ratio wants losses above zero, and there is "
@@ -58,29 +58,21 @@ def ratio(one: Cell, other: Cell) -> Interval:
     return mapped(interval(logs), math.exp)
 
 
-def paired(one: Cell, other: Cell) -> list[tuple[float, float]]:
-    """The losses of both by seed.
+def paired(one: Cell, other: Cell) -> list[tuple[int, float, float]]:
+    """Seed and the losses of both, for the seeds that both have.
 
     Raises:
-        LabError: they are not comparable.
+        LabError: of two tasks, or no seed in common.
     """
     if one.task != other.task:
         raise LabError(
             f"{one.label} is of task {one.task}, {other.label} of {other.task}: their losses do "
             "not compare"
         )
-    return same_seeds(one.by_seed, other.by_seed, f"{one.label} and {other.label}")
-
-
-def same_seeds(
-    one: Mapping[int, float], other: Mapping[int, float], who: str
-) -> list[tuple[float, float]]:
-    """Pairs of the seeds that both have.
-
-    Raises:
-        LabError: there is none.
-    """
-    seeds = sorted(one.keys() & other.keys())
+    mine, theirs = one.by_seed, other.by_seed
+    seeds = sorted(mine.keys() & theirs.keys())
     if not seeds:
-        raise LabError(f"{who} have no seed in common; run both with the same lab.seeds")
-    return [(one[seed], other[seed]) for seed in seeds]
+        raise LabError(
+            f"{one.label} and {other.label} have no seed in common; run both with the same lab.seeds"
+        )
+    return [(seed, mine[seed], theirs[seed]) for seed in seeds]

@@ -41,11 +41,12 @@ class Linear:
 
 @dataclass(frozen=True, slots=True)
 class ExcessRatio:
-    """(loss of cell - base) / (loss of against - base) lies in an interval."""
+    """(cell - base) / (against - against_base), of losses, lies in an interval."""
 
     cell: str
-    against: str
     base: str
+    against: str
+    against_base: str
     low: float
     high: float
 
