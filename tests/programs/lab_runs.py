@@ -10,7 +10,6 @@ from pww.lab.cells import Value
 from pww.lab.records import TRAFFIC, Result, run_name, write_result
 from pww.log import JsonLines
 
-
 LR = 3e-3
 
 

@@ -1,9 +1,10 @@
 """The figures of a study: losses with intervals, curves, loss against bytes, axes and rates."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from pww.lab.cells import SHORT, text_of
 from pww.lab.report.cells import Cell, axes, shown
@@ -17,36 +18,31 @@ MAX_LINES = 14
 """More lines than these nobody tells apart; the best are drawn, and the title says so."""
 
 
-def figures(folder: Path, name: str, cells: Sequence[Cell], against: Cell | None) -> list[str]:
-    """Draws all that the runs give; the figures' names, in the order of a report.
+Drawing: TypeAlias = Callable[[Path], None]
+"""Draws itself into a folder."""
 
-    Raises:
-        LabError: matplotlib is not installed.
-    """
+
+def figures(name: str, cells: Sequence[Cell], against: Cell | None) -> dict[str, Drawing]:
+    """All that the runs give to draw, by the name of its files, in the order of a report."""
     rows = sorted(shown(cells), key=lambda cell: (math.isnan(cell.loss.mean), cell.loss.mean))
-    done: list[str] = []
+    found: dict[str, Drawing] = {}
     if rows:
-        _losses(folder, name, rows, against)
-        done.append("loss")
+        found["loss"] = partial(_losses, name=name, rows=rows, against=against)
     if any(len(run.evals) > 1 for cell in rows for run in cell.runs):
-        _curves(folder, name, rows)
-        done.append("curves")
+        found["curves"] = partial(_curves, name=name, rows=rows)
     if len({cell.runs[0].result.bytes["payload"] for cell in rows}) > 1:
-        _bytes(folder, name, rows)
-        done.append("bytes")
+        found["bytes"] = partial(_bytes, name=name, rows=rows)
     for key in axes(rows):
         if _is_axis(key, rows):
             short = SHORT.get(key, key)
-            _axis(folder, name, rows, key, short)
-            done.append(f"axis-{short}")
+            found[f"axis-{short}"] = partial(_axis, name=name, rows=rows, key=key, short=short)
     tried = [c for c in cells if sum((c.id, c.task) == (o.id, o.task) for o in cells) > 1]
     if tried:
-        _rates(folder, name, tried)
-        done.append("rates")
-    return done
+        found["rates"] = partial(_rates, name=name, tried=tried)
+    return found
 
 
-def _losses(folder: Path, name: str, rows: Sequence[Cell], against: Cell | None) -> None:
+def _losses(folder: Path, *, name: str, rows: Sequence[Cell], against: Cell | None) -> None:
     with drawn(folder, "loss", rows=len(rows)) as ax:
         for number, cell in enumerate(rows):
             _dot(ax, cell.loss, number)
@@ -75,7 +71,7 @@ def _dot(ax: "Axes", of: Interval, number: int) -> None:
     ax.plot(of.mean, number, marker="o", color=style["color"])
 
 
-def _curves(folder: Path, name: str, rows: Sequence[Cell]) -> None:
+def _curves(folder: Path, *, name: str, rows: Sequence[Cell]) -> None:
     best = rows[:MAX_LINES]
     with drawn(folder, "curves") as ax:
         for number, cell in enumerate(best):
@@ -108,7 +104,7 @@ def _band(cell: Cell) -> tuple[list[int], list[float], list[float], list[float]]
     )
 
 
-def _bytes(folder: Path, name: str, rows: Sequence[Cell]) -> None:
+def _bytes(folder: Path, *, name: str, rows: Sequence[Cell]) -> None:
     best = rows[:MAX_LINES]
     with drawn(folder, "bytes") as ax:
         sizes = [float(cell.runs[0].result.bytes["payload"]) for cell in best]
@@ -142,7 +138,7 @@ def _position(cell: Cell, key: str) -> float | None:
         return None
 
 
-def _axis(folder: Path, name: str, rows: Sequence[Cell], key: str, short: str) -> None:
+def _axis(folder: Path, *, name: str, rows: Sequence[Cell], key: str, short: str) -> None:
     lines: dict[str, list[tuple[float, Interval]]] = {}
     for cell in rows:
         x = _position(cell, key)
@@ -178,7 +174,7 @@ def _axis(folder: Path, name: str, rows: Sequence[Cell], key: str, short: str) -
         legend(ax, len(lines))
 
 
-def _rates(folder: Path, name: str, tried: Sequence[Cell]) -> None:
+def _rates(folder: Path, *, name: str, tried: Sequence[Cell]) -> None:
     names = list(dict.fromkeys(cell.label for cell in tried))[:MAX_LINES]
     with drawn(folder, "rates") as ax:
         for number, one in enumerate(names):

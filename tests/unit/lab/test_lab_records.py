@@ -31,7 +31,7 @@ def changed(folder: Path, **values: Any) -> None:
 
 def test_what_is_written_is_what_is_read(study: Path) -> None:
     folder = finished(study, TOPK, 2.25, seed=2, lr=1e-2, tuned=True, method="sparseloco")
-    assert folder.name == "codec=topk,H=16-s2"
+    assert folder.name == "codec=topk,H=16-lr0.01-s2"
     assert not list(folder.glob("*.part"))
     run = records.read_run(folder)
     assert run.result == result(TOPK, 2.25, seed=2, lr=1e-2, tuned=True, method="sparseloco")
