@@ -106,7 +106,7 @@ def _text(
             "(Student's t); differences are taken seed by seed.\n"
         )
         parts.append(losses(cells, base).markdown())
-        parts.append("## Bytes of a run\n")
+        parts.append("## Bytes of one worker in a run\n")
         parts.append(traffic(cells).markdown())
     if (tried := rates(cells)).rows:
         parts.append("## Learning rates\n")

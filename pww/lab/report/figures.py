@@ -76,6 +76,8 @@ def _curves(folder: Path, *, name: str, rows: Sequence[Cell]) -> None:
     with drawn(folder, "curves") as ax:
         for number, cell in enumerate(best):
             steps, mean, low, high = _band(cell)
+            if len(steps) < 2:
+                continue
             style = look(number) | {"marker": ""}
             ax.plot(steps, mean, label=_label(cell), **style)
             ax.fill_between(steps, low, high, color=style["color"], alpha=0.15, linewidth=0)
@@ -113,7 +115,7 @@ def _bytes(folder: Path, *, name: str, rows: Sequence[Cell]) -> None:
                 _bar(ax, size, cell.loss, number, _label(cell))
         if is_wide(sizes):
             ax.set_xscale("log")
-        ax.set_xlabel("payload bytes of the run")
+        ax.set_xlabel("payload bytes that a worker sent in the run")
         ax.set_ylabel("held-out loss")
         ax.set_title(f"{name}: loss against what was sent")
         legend(ax, len(best))
@@ -123,7 +125,7 @@ def _bar(ax: "Axes", x: float, of: Interval, number: int, label: str) -> None:
     closed = math.isfinite(of.low) and math.isfinite(of.high)
     error = [[of.mean - of.low], [of.high - of.mean]] if closed else None
     style = look(number) | {"linestyle": ""}
-    ax.errorbar([x], [of.mean], yerror=error, capsize=3, label=label, **style)
+    ax.errorbar([x], [of.mean], yerr=error, capsize=3, label=label, **style)
 
 
 def _is_axis(key: str, rows: Sequence[Cell]) -> bool:
@@ -161,6 +163,8 @@ def _axis(folder: Path, *, name: str, rows: Sequence[Cell], key: str, short: str
             )  # fmt: skip
             for x, of in points:
                 if not math.isfinite(of.mean):
+                    if known:  # a point that nobody sees, so that the axis goes as far
+                        ax.plot(x, known[0][1].mean, marker="")
                     ax.annotate(
                         "diverged", (x, 0.97), xycoords=("data", "axes fraction"), rotation=90,
                         ha="center", va="top", fontsize=8, color=look(number)["color"],

@@ -160,12 +160,19 @@ def test_a_tuning_that_was_cut_off_has_no_row(study: Path) -> None:
 
 def test_what_else_a_reader_must_know(study: Path) -> None:
     two_cells(study)
-    cell_runs(study, {"codec": "int4"}, [2.0], tokens=9600, code="def")
+    cell_runs(study, {"codec": "int4", "workers": 4}, [2.0], tokens=9600, code="def")
     cell_runs(
-        study, {"codec": "int8"}, [2.0, math.nan], diverged=False, task="other"
+        study, {"codec": "int8", "workers": 4}, [2.0, math.nan], diverged=False, task="other"
     ) if 0 else None
-    finished(study, {"codec": "sign"}, math.nan, diverged=True, tokens=100, task="quadratic")
-    unfinished(study, {"codec": "bf16"})
+    finished(
+        study,
+        {"codec": "sign", "workers": 4},
+        math.nan,
+        diverged=True,
+        tokens=100,
+        task="quadratic",
+    )
+    unfinished(study, {"codec": "bf16", "workers": 4})
     said = section(report(study).text, "Read this first")
     for sentence in (
         "codec=sign: 1 of 1 seeds diverged.",
@@ -174,7 +181,7 @@ def test_what_else_a_reader_must_know(study: Path) -> None:
         "Losses of different tasks do not compare: charlm, quadratic.",
         "Budgets differ: from 4,800 to 9,600 tokens a run.",
         "Runs of 2 versions of the code stand side by side: abc, def.",
-        "Unfinished, and in no row: codec=bf16-s0.",
+        "Unfinished, and in no row: codec=bf16,workers=4-s0.",
     ):
         assert sentence in said
 
