@@ -26,6 +26,7 @@ from pww.config.schema.model import (
     Muon,
     Optim,
     Parallel,
+    Schedule,
     ShippedModel,
 )
 from pww.config.schema.outer import Darl, Diloco, Outer, Transport
@@ -70,6 +71,7 @@ __all__ = [
     "Rate",
     "Role",
     "Run",
+    "Schedule",
     "Seconds",
     "Section",
     "Security",

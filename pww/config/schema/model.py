@@ -65,19 +65,24 @@ class Parallel(Section):
     compile: bool
 
 
-class Optim(Section):
-    """What every inner optimiser has: the batch, the schedule, the limit on gradients."""
+class Schedule(Section):
+    """The learning rate and how it goes."""
 
     lr: Rate
+    warmup: Fraction  # share of the corpus over which the LR rises
+    decay: Literal["cosine", "wsd", "constant"]
+    decay_share: Fraction  # of the corpus, at its end, where wsd falls
+    min_lr: Fraction  # of lr, at the end of the corpus
+
+
+class Optim(Schedule):
+    """What every inner optimiser has: the batch, the schedule, the limit on gradients."""
+
     beta1: Decay
     beta2: Decay
     weight_decay: Annotated[float, Field(ge=0)]
     batch_windows: Positive  # windows a step of the whole replica
     accumulate: Positive  # forward passes of a rank in one step
-    warmup: Fraction  # share of the corpus over which the LR rises
-    decay: Literal["cosine", "wsd", "constant"]
-    decay_share: Fraction  # of the corpus, at its end, where wsd falls
-    min_lr: Fraction  # of lr, at the end of the corpus
     clip_norm: Rate
 
 
