@@ -85,7 +85,7 @@ def connect(
     return _federated(config, run, start, clock=clock, stop=stop)
 
 
-def _session(
+def session_of(
     port: CoordinatorPort,
     config: Config,
     start: Start,
@@ -95,6 +95,7 @@ def _session(
     clock: Clock,
     stop: threading.Event,
 ) -> Session:
+    """The session of this process over `port`; not registered yet."""
     return Session(
         port,
         replica=config.replica_id,
@@ -131,7 +132,7 @@ def _alone(config: Config, run: Path, start: Start, *, clock: Clock, stop: threa
         )  # fmt: skip
         # The run folder is locked: an earlier process of this replica, however it ended, is dead.
         books.evict(config.replica_id)
-        session = _session(
+        session = session_of(
             books, config, start, darl=config.darl.model_copy(update={"ahead": False}),
             node_key="", clock=clock, stop=stop,
         )  # fmt: skip
@@ -173,7 +174,7 @@ def _federated(
     port = HttpCoordinator(
         config.central.url, config.transport, clock=clock, stop=stop, random=random, bundle=bundle
     )
-    session = _session(
+    session = session_of(
         port,
         config,
         start,

@@ -13,17 +13,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from pww import log as pww_log
-from pww.clock import SystemClock
+from pww.clock import Clock, SystemClock
 from pww.config import paths
 from pww.config.load import read_config
-from pww.config.schema import Config
-from pww.errors import CheckpointError, ConfigError, DataError, PwwError, Stopped
+from pww.config.schema import Config, Images
+from pww.errors import CheckpointError, DataError, PwwError, Stopped
 from pww.folder import owned, write_durably
 from pww.launcher.process import die_with_parent
+from pww.trainer import place, signals
 
 if TYPE_CHECKING:
+    from pww.codec import Codec
     from pww.data import Corpus
+    from pww.lease.space import CorpusFacts
+    from pww.replica.groups import Allocation
+    from pww.replica.hand import Hand
     from pww.replica.outbox import Outbox
+    from pww.replica.plan import PhasePlan
+    from pww.replica.report import Report
     from pww.replica.session import Session
     from pww.trainer.api import Trainer
     from pww.trainer.ranks import Ranks
@@ -39,7 +46,7 @@ def torchtitan(config: Config, corpus: "Corpus", ranks: "Ranks") -> "Trainer":
     from pww.trainer.titan import TitanTrainer
 
     sets = on_every_rank(
-        ranks, lambda: open_sets(config, corpus, project=paths.PROJECT), cache=config.data.cache
+        ranks, lambda: open_sets(config, corpus, project=paths.PROJECT), cache=config.text.cache
     )
     return TitanTrainer(config, corpus, ranks=ranks, sets=sets)
 
@@ -51,13 +58,14 @@ def main(
     if len(argv) != 1 or not Path(argv[0], "config.yaml").is_file():
         print("usage: python -m pww.worker RUN   (a folder that pww.train made)", file=sys.stderr)
         return 2
+    signals.defer()
     if "RANK" in os.environ:
         die_with_parent()  # no rank outlives the launcher that would have to tell the others
     run = Path(argv[0]).resolve()
-    rank = int(os.environ.get("RANK", "0"))
     try:
+        rank = place.found(os.environ).rank
         config = read_config(run / "config.yaml")
-    except ConfigError as fault:
+    except PwwError as fault:
         print(fault, file=sys.stderr)
         return fault.exit_code
     pww_log.setup(rank=rank, label=config.replica_id if config.central.url != "none" else "")
@@ -75,6 +83,8 @@ def main(
         log.error("the run cannot go on: %s; make room or mend the folder, then resume it", fault)
         return 1
     except PwwError as fault:
+        if isinstance(fault, Stopped) and signals.queue_asked():
+            _leave_marker(run)
         if rank == 0:
             log.error("%s", fault)
             if isinstance(fault, Stopped | CheckpointError):
@@ -90,49 +100,110 @@ def _train(
     engine: "Callable[[Config, Corpus, Ranks], Trainer]",
 ) -> None:
     """Builds one rank's pieces, in the order of the data's way, and runs the loop over them."""
-    from pww.codec import codec_named
-    from pww.connect import Ends, Start, connect
-    from pww.data import prepare
     from pww.lease.space import BlockSpace
-    from pww.metrics import Metrics
     from pww.replica import loop
-    from pww.replica.gauges import Hardware, Meters
-    from pww.replica.outbox import Outbox
+    from pww.replica.groups import join_ranks
     from pww.replica.plan import PhasePlan
-    from pww.replica.report import Report
-    from pww.rows import Left, take_back
-    from pww.trainer.corpora import on_every_rank
-    from pww.trainer.ranks import Ranks, init_ranks
-    from pww.wire import model_digest
 
     clock = SystemClock()
     log.info("%s: loading the engine, then %s", config.replica_id, config.data.name)
-    init_ranks(config)
-    ranks = Ranks()
-    stack.callback(ranks.close)
-    ranks.handle_signals()
+    place = join_ranks(config)
+    stack.callback(place.ranks.close)
+    place.ranks.handle_signals()
 
-    def find_or_make() -> "dict[str, Corpus]":
-        found = prepare(
-            config.data,
-            seq_len=config.model.seq_len,
-            vocab_multiple=config.model.vocab_multiple,
-            project=paths.PROJECT,
-        )
-        return {config.data.name: found}
-
-    (corpus,) = on_every_rank(ranks, find_or_make, cache=config.data.cache).values()
-    space = BlockSpace.of(corpus.manifest, config.darl)
+    facts, make = (_images if isinstance(config.data, Images) else _text)(config, place, engine)
+    space = BlockSpace.of(facts, config.darl)
     plan = PhasePlan.of(config, space)
     if space.num_blocks < plan.num_blocks:
         raise DataError(
             f"corpus {config.data.name} has {space.num_windows} windows, less than one phase of "
             f"diloco.inner_steps={config.diloco.inner_steps} x optim.batch_windows="
-            f"{config.optim.batch_windows}: lower one of them"
+            f"{config.optim.batch_windows}{_times(config)}: lower one of them"
         )
-    trainer = engine(config, corpus, ranks)
+    trainer = make()
     stack.callback(trainer.close)
-    codec = codec_named(config.codec.name)
+    build = _alone if config.diloco.replicas == 1 else _together
+    hand, report = build(config, run, place, trainer, plan=plan, clock=clock, stack=stack)
+    loop.run(hand, trainer, report, plan=plan)
+    report.close()
+    if place.is_first:
+        summary = report.summary(ended=f"corpus {config.data.name} is exhausted")
+        try:
+            write_durably(run / paths.FINISHED, f"{summary}\n".encode())
+        except OSError as why:
+            raise CheckpointError(
+                f"cannot write {run / paths.FINISHED}: {why}; all is trained, make room and start "
+                "again to note it"
+            ) from why
+        print(summary, flush=True)
+
+
+def _text(
+    config: Config, place: "Allocation", engine: "Callable[[Config, Corpus, Ranks], Trainer]"
+) -> "tuple[CorpusFacts, Callable[[], Trainer]]":
+    """The corpus, found or made by rank 0, and how its engine is built."""
+    from pww.config.one_replica import of_one
+    from pww.data import prepare
+    from pww.trainer.corpora import on_every_rank
+
+    data = config.text
+
+    def find_or_make() -> "dict[str, Corpus]":
+        found = prepare(
+            data,
+            seq_len=config.model.seq_len,
+            vocab_multiple=config.model.vocab_multiple,
+            project=paths.PROJECT,
+        )
+        return {data.name: found}
+
+    corpus = on_every_rank(place.everyone, find_or_make, cache=data.cache)[data.name]
+    return corpus.manifest, lambda: engine(of_one(config), corpus, place.ranks)
+
+
+def _images(
+    config: Config, place: "Allocation", engine: object
+) -> "tuple[CorpusFacts, Callable[[], Trainer]]":
+    """The images, read by every rank, and how a ResNet's engine is built."""
+    from pww.config.one_replica import of_one
+    from pww.data.images.gallery import open_gallery
+    from pww.trainer.vision import VisionTrainer
+
+    assert isinstance(config.data, Images)
+    fault: PwwError | None = None
+    try:
+        gallery = open_gallery(config.data, project=paths.PROJECT)
+    except DataError as why:
+        fault = why
+    place.everyone.agree_on_fault(fault)
+    if place.is_first:
+        log.info(
+            "trained on the %s, measured on the %s", gallery.train.source, gallery.measured.source
+        )
+    return gallery, lambda: VisionTrainer(of_one(config), gallery, ranks=place.ranks)
+
+
+def _times(config: Config) -> str:
+    k = config.diloco.replicas
+    return f" x diloco.replicas={k}" if k > 1 else ""
+
+
+def _alone(
+    config: Config, run: Path, place: "Allocation", trainer: "Trainer", *, plan: "PhasePlan",
+    clock: Clock, stack: ExitStack,
+) -> "tuple[Hand, Report]":  # fmt: skip
+    """One replica: an outbox, and both ends of its exchange."""
+    from pww.codec import codec_named
+    from pww.connect import Ends, Start, connect
+    from pww.metrics import Metrics
+    from pww.replica.durable import Durable
+    from pww.replica.gauges import Hardware, Meters
+    from pww.replica.outbox import Outbox
+    from pww.replica.report import Report
+    from pww.rows import Left, take_back
+    from pww.wire import model_digest
+
+    ranks, codec = place.ranks, codec_named(config.codec.name)
     outbox = Outbox(
         run, ranks=ranks, codec=codec, keep=config.checkpoint.keep, feedback=config.codec.feedback
     )
@@ -144,7 +215,7 @@ def _train(
         _write_seed(trainer, seed, ranks)
 
     start = Start(
-        space, model_digest(trainer.shapes()), seed, outbox.last,
+        plan.space, model_digest(trainer.shapes()), seed, outbox.last,
         "" if outbox.residual is None else outbox.residual.offer.delta,
     )  # fmt: skip
     built: list[Ends] = []
@@ -157,8 +228,7 @@ def _train(
         codec = codec_named(carriage.codec)
         outbox.encode_with(codec, feedback=carriage.feedback)
     if ranks.rank == 0:
-        size_bytes = sum(codec.size_bytes(tuple(shape)) for shape in trainer.shapes().values())
-        log.info("a delta is %.1f MB as %s", size_bytes / 1e6, codec.name)
+        log.info("a delta is %.1f MB as %s", _megabytes(trainer, codec), codec.name)
     metrics, left = None, Left()
     if ends is not None:
         left = take_back(
@@ -184,29 +254,41 @@ def _train(
         left=left,
     )  # fmt: skip
     stack.callback(report.close)
-    loop.run(
+    hand = Durable(
         # only rank 0's share() reaches these two
-        cast("Session", ends and ends.session),
-        cast("Exchange", ends and ends.exchange),
-        trainer,
-        outbox,
-        report,
-        plan=plan,
-        ranks=ranks,
-        clock=clock,
-        overlap=config.diloco.overlap,
-    )
-    report.close()
-    if ranks.rank == 0:
-        summary = report.summary(ended=f"corpus {config.data.name} is exhausted")
-        try:
-            write_durably(run / paths.FINISHED, f"{summary}\n".encode())
-        except OSError as why:
-            raise CheckpointError(
-                f"cannot write {run / paths.FINISHED}: {why}; all is trained, make room and start "
-                "again to note it"
-            ) from why
-        print(summary, flush=True)
+        cast("Session", ends and ends.session), cast("Exchange", ends and ends.exchange),
+        outbox, report, plan=plan, ranks=ranks, clock=clock, overlap=config.diloco.overlap,
+    )  # fmt: skip
+    return hand, report
+
+
+def _together(
+    config: Config, run: Path, place: "Allocation", trainer: "Trainer", *, plan: "PhasePlan",
+    clock: Clock, stack: ExitStack,
+) -> "tuple[Hand, Report]":  # fmt: skip
+    """Several replicas, which exchange among themselves."""
+    from pww.allocate import together
+    from pww.codec import codec_named
+
+    is_new = not any((run / "checkpoints").glob("phase-??????"))
+    if place.everyone.most(int(is_new)) and place.replica == 0:
+        _write_seed(trainer, run / "theta0.safetensors", place.ranks)
+    if place.is_first:
+        codec = codec_named(config.codec.name)
+        log.info("a delta is %.1f MB as %s", _megabytes(trainer, codec), codec.name)
+    return together(config, run, place, trainer, plan=plan, clock=clock, stack=stack)
+
+
+def _megabytes(trainer: "Trainer", codec: "Codec") -> float:
+    return sum(codec.size_bytes(tuple(shape)) for shape in trainer.shapes().values()) / 1e6
+
+
+def _leave_marker(run: Path) -> None:
+    """For the batch script, which queues the job again: any rank may have been told first."""
+    try:
+        (run / paths.REQUEUE).touch()
+    except OSError as why:
+        log.error("the job will not be queued again: %s", why)
 
 
 def _unsent(outbox: "Outbox") -> tuple[int, ...]:

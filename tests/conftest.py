@@ -23,6 +23,10 @@ from typing import TypeVar
 import pytest
 from rich.logging import RichHandler
 
+sys.path.insert(0, str(Path(__file__).parent / "programs"))
+
+from slurm_site import box, submitter  # noqa: F401 - fixtures of tests/slurm
+
 ROOT = Path(__file__).resolve().parents[1]
 CLOSED_FORM = ROOT / "tests" / "programs" / "closed_form_site.py"
 sys.path.insert(0, str(ROOT / "tests" / "programs"))
@@ -183,7 +187,9 @@ def _cleared(made: P) -> Iterator[P]:
     for child in made.children:
         child.kill()
     for path in set(made.outputs.iterdir()) - before:
-        if path.name != "data":
+        if path.is_file():
+            path.unlink()
+        elif path.name != "data":
             shutil.rmtree(path)
     for log in made.folder.glob("*.log"):
         log.unlink()

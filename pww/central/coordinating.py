@@ -95,7 +95,7 @@ def manifest_of(config: Config) -> Manifest:
     if config.central.manifest != "none":
         return read_manifest(paths.PROJECT / config.central.manifest)
     corpus = prepare(
-        config.data,
+        config.text,
         seq_len=config.model.seq_len,
         vocab_multiple=config.model.vocab_multiple,
         project=paths.PROJECT,

@@ -13,7 +13,7 @@ from pww.central.huggingface import TOKENIZER, Facts, export
 from pww.central.ledger import FILE
 from pww.config import paths
 from pww.config.load import read_config
-from pww.config.schema import Config, CustomModel, HfModel, Model, ShippedModel
+from pww.config.schema import Config, CustomModel, HfModel, ImageModel, Model, ShippedModel
 from pww.data.corpus import find
 from pww.data.manifest import Manifest, read_manifest
 from pww.errors import DataError, PayloadError, PwwError, StateError
@@ -87,6 +87,11 @@ def _kind(model: Model, theta: Path, manifest: Manifest | None) -> Kind:
     Raises:
         StateError: nobody knows.
     """
+    if isinstance(model, ImageModel):
+        raise StateError(
+            f"model={model.name} cannot be exported: transformers has no such network; its theta "
+            f"is {theta}"
+        )
     if not isinstance(model, HfModel):
         return decoder(model)
     if manifest is None:
@@ -126,7 +131,7 @@ def _tokenizer(config: Config) -> tuple[Manifest | None, Path | None]:
             manifest, tokenizer = read_manifest(path), path.with_name(TOKENIZER)
         else:
             corpus = find(  # and not `prepare`, which may take hours
-                config.data, seq_len=config.model.seq_len,
+                config.text, seq_len=config.model.seq_len,
                 vocab_multiple=config.model.vocab_multiple, project=paths.PROJECT,
                 command="python -m pww.data tokenize, and the words of the run",
             )  # fmt: skip

@@ -98,8 +98,10 @@ class Published:
             return ()
         return (one.theta, one.momentum, *(() if one.residual is None else (one.residual,)))
 
-    def recover(self, name: str, *, round_: int) -> None:
+    def recover(self, name: str, *, round_: int, spare: int = -1) -> None:
         """Goes on with the generation that the ledger names ("" for none); sweeps the others.
+
+        That of round `spare` stays too: it waits for its round to be closed.
 
         Raises:
             StateError: it is not there, not readable, or damaged (a large one: later).
@@ -108,7 +110,8 @@ class Published:
             self.generations.refuse_orphans()
             self.generations.collect(keep=())
             return
-        self.generations.collect(keep={name, name_of(max(round_ - 1, 0))})
+        others = {name_of(one) for one in (round_ - 1, spare) if one >= 0}
+        self.generations.collect(keep={name} | others)
         generation = self.generations.open(name)
         self._sound = self.generations.verify(generation)
         self._updates.recover(generation)

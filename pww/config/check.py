@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from pww.config import check_codec, check_model, check_site
-from pww.config.schema import Config
+from pww.config import check_codec, check_images, check_model, check_site
+from pww.config.schema import Config, Data, Images
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ def check(config: Config, *, at_fault: Callable[[str], bool] = lambda key: False
 
 
 def replicas_fit(config: Config) -> Iterator[str]:
-    """Replicas are equal blocks of ranks; and one allocation runs one of them for now."""
+    """Replicas are equal blocks of ranks, and take their outer step among themselves."""
     k, ranks = config.diloco.replicas, config.parallel.ranks
     if ranks % k:
         divisors = ", ".join(str(d) for d in range(1, ranks + 1) if ranks % d == 0)
@@ -41,10 +41,21 @@ def replicas_fit(config: Config) -> Iterator[str]:
             f"diloco.replicas={k}: must divide parallel.ranks={ranks}, so that replicas are equal "
             f"blocks of ranks; one of {divisors}"
         )
-    elif k > 1:
+    elif k > 1 and config.central.url != "none":
         yield (
-            f"diloco.replicas={k}: one allocation runs one replica in this version; "
-            "start replica=a and replica=b against one central instead"
+            f"diloco.replicas={k}: replicas of one allocation take the outer step among themselves "
+            "and hand nothing to a central; leave central.url out, or start replica=a and "
+            "replica=b against it"
+        )
+    elif k > 1 and config.central.keep_deltas:
+        yield (
+            f"central.keep_deltas=true: with diloco.replicas={k} deltas never leave their ranks; "
+            "leave it out"
+        )
+    if k == 1 and config.diloco.outer.device == "cpu":
+        yield (
+            "diloco.outer.device=cpu: with diloco.replicas=1 theta and momentum are on the disk, "
+            "not on a device; leave it out"
         )
 
 
@@ -78,7 +89,7 @@ def outer_fits(config: Config) -> Iterator[str]:
 
 def some_is_held_out(config: Config) -> Iterator[str]:
     """Only of other corpora may nothing be held out: nobody trains on them."""
-    if config.data.held_out == 0:
+    if isinstance(config.data, Data) and config.data.held_out == 0:
         yield (
             "data.held_out=0: nothing would be left to evaluate on; use more than 0, less than 0.5"
         )
@@ -230,6 +241,8 @@ def is_loopback(host: str) -> bool:
 def tokenizer_fits(config: Config) -> Iterator[str]:
     """Where the text comes from decides whether there are files."""
     data = config.data
+    if isinstance(data, Images):
+        return
     if data.kind == "pydocs" and data.files:
         yield "data.files: data.kind=pydocs reads no files; use []"
     if data.kind != "pydocs" and not data.files:
@@ -241,7 +254,16 @@ def tokenizer_fits(config: Config) -> Iterator[str]:
 
 
 RULES = (
-    Rule(("diloco.replicas", "parallel.ranks"), replicas_fit),
+    Rule(
+        (
+            "diloco.replicas",
+            "parallel.ranks",
+            "central.url",
+            "central.keep_deltas",
+            "diloco.outer.device",
+        ),
+        replicas_fit,
+    ),
     Rule(("diloco.inner_steps", "optim.batch_windows", "darl.block_windows"), phases_are_blocks),
     Rule(("diloco.outer",), outer_fits),
     Rule(("diloco.norm_clip",), norm_clip_fits),
@@ -265,6 +287,11 @@ RULES = (
     Rule(("data.kind", "data.files", "data.roots", "data.column"), tokenizer_fits),
     *(
         Rule(keys, rule)
-        for keys, rule in (*check_codec.RULES, *check_model.RULES, *check_site.RULES)
+        for keys, rule in (
+            *check_codec.RULES,
+            *check_images.RULES,
+            *check_model.RULES,
+            *check_site.RULES,
+        )
     ),
 )

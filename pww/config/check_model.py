@@ -5,6 +5,7 @@ Each rule is a pair: the keys that it reads, and a function that yields a senten
 
 from collections.abc import Callable, Iterator
 
+from pww.config.one_replica import of_one
 from pww.config.schema import Config
 
 FLAVOURS = {
@@ -21,12 +22,12 @@ def batch_divides(config: Config) -> Iterator[str]:
     """Every rank gets the same number of windows a step, and a forward pass."""
     batch, ranks, times = (
         config.optim.batch_windows,
-        config.parallel.ranks,
+        of_one(config).parallel.ranks,
         config.optim.accumulate,
     )
     if batch % ranks:
         yield (
-            f"optim.batch_windows={batch}: must be a multiple of parallel.ranks={ranks}; "
+            f"optim.batch_windows={batch}: must be a multiple of {_ranks(config)}; "
             f"for example {-(-batch // ranks) * ranks}"
         )
     elif batch // ranks % times:
@@ -34,7 +35,7 @@ def batch_divides(config: Config) -> Iterator[str]:
         divisors = ", ".join(str(d) for d in range(1, share + 1) if share % d == 0)
         yield (
             f"optim.accumulate={times}: must divide the {share} windows that a rank has a step "
-            f"(optim.batch_windows={batch} over parallel.ranks={ranks}); one of {divisors}"
+            f"(optim.batch_windows={batch} over {_ranks(config)}); one of {divisors}"
         )
 
 
@@ -45,7 +46,8 @@ def kind_fits_ranks(config: Config) -> Iterator[str]:
         config.parallel.ranks,
         config.parallel.shard_ranks,
     )
-    if kind == "single" and ranks != 1:
+    own = of_one(config).parallel.ranks
+    if kind == "single" and own != 1:
         yield f"parallel.ranks={ranks}: parallel.kind=single has one rank; use parallel=fsdp"
     elif kind in ("single", "ddp") and shard != 1:
         yield (
@@ -57,12 +59,20 @@ def kind_fits_ranks(config: Config) -> Iterator[str]:
             f"parallel.shard_ranks={shard}: parallel.kind=fsdp shards one copy over all of "
             f"parallel.ranks={ranks}; use parallel=hsdp for copies that are sharded over some ranks"
         )
-    elif kind == "hsdp" and ranks % shard:
-        divisors = ", ".join(str(d) for d in range(1, ranks + 1) if ranks % d == 0)
+    elif kind == "hsdp" and own % shard:
+        divisors = ", ".join(str(d) for d in range(1, own + 1) if own % d == 0)
         yield (
-            f"parallel.shard_ranks={shard}: must divide parallel.ranks={ranks}, so that every copy "
+            f"parallel.shard_ranks={shard}: must divide {_ranks(config)}, so that every copy "
             f"is sharded alike; one of {divisors}"
         )
+
+
+def _ranks(config: Config) -> str:
+    """The ranks of a replica in words."""
+    k, ranks = config.diloco.replicas, config.parallel.ranks
+    return f"parallel.ranks={ranks}" + (
+        f" / diloco.replicas={k}" if k > 1 and ranks % k == 0 else ""
+    )
 
 
 def heads_fit(config: Config) -> Iterator[str]:
@@ -131,8 +141,14 @@ def schedule_fits(config: Config) -> Iterator[str]:
 
 
 RULES: tuple[tuple[tuple[str, ...], Callable[[Config], Iterator[str]]], ...] = (
-    (("optim.batch_windows", "optim.accumulate", "parallel.ranks"), batch_divides),
-    (("parallel.kind", "parallel.ranks", "parallel.shard_ranks"), kind_fits_ranks),
+    (
+        ("optim.batch_windows", "optim.accumulate", "parallel.ranks", "diloco.replicas"),
+        batch_divides,
+    ),
+    (
+        ("parallel.kind", "parallel.ranks", "parallel.shard_ranks", "diloco.replicas"),
+        kind_fits_ranks,
+    ),
     (("model",), heads_fit),
     (("model",), flavour_fits),
     (("model", "parallel.activation_checkpoint"), transformers_fits),

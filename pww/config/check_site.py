@@ -33,6 +33,8 @@ def partition_is_known(config: Config) -> Iterator[str]:
     site, queue = config.site, config.site.queue
     if queue.kind != "slurm":
         return
+    if not queue.partitions:
+        return
     if queue.partition not in queue.partitions:
         names = ", ".join(queue.partitions)
         yield f"site.queue.partition={queue.partition}: {site.name} has {names}"
@@ -48,11 +50,30 @@ def partition_is_known(config: Config) -> Iterator[str]:
             f"site.queue.memory=0: {queue.partition} gives memory with the GPUs and bills all of "
             'the node\'s; use site.queue.memory=""'
         )
+    elif facts.own_memory and queue.memory:
+        yield (
+            f"site.queue.memory={queue.memory}: {queue.partition} gives memory with the GPUs; use "
+            'site.queue.memory=""'
+        )
+
+
+def time_fits(config: Config) -> Iterator[str]:
+    """Long enough to stop in order, short enough for the partition; what is tried stays short."""
+    queue = config.site.queue
+    if queue.kind != "slurm":
+        return
     hours = _hours(queue.time)
-    if hours > facts.max_hours:
+    facts = queue.partitions.get(queue.partition)
+    if facts is not None and hours > facts.max_hours:
         yield (
             f"site.queue.time={queue.time}: {queue.partition} ends a job after "
             f"{facts.max_hours:g} h; give at most that"
+        )
+    elif facts is not None and hours > facts.short_hours > 0 and _is_a_trial(config):
+        yield (
+            f"site.queue.time={queue.time}: model={config.model.name} is for trying things, and "
+            f"{queue.partition} starts jobs of at most {facts.short_hours:g} h much sooner; give "
+            "at most that"
         )
     if hours * 3600 <= queue.signal_s:
         yield (
@@ -136,6 +157,36 @@ def masks_fit(config: Config) -> Iterator[str]:
                 yield f"{key}: core {core} is rank {taken[core]}'s already"
 
 
+def setup_is_safe(config: Config) -> Iterator[str]:
+    """No line of the batch script fixes the ranks' port, or downloads on a compute node."""
+    queue = config.site.queue
+    if queue.kind != "slurm":
+        return
+    lines = {f"site.queue.setup[{number}]": line for number, line in enumerate(queue.setup)}
+    for key, line in {**lines, "site.queue.python": queue.python}.items():
+        if re.search(r"\bMASTER_PORT=", line):
+            yield (
+                f"{key}={line}: two jobs of one user can land on one node, so the port of the "
+                "ranks is derived from the job's id; leave MASTER_PORT out"
+            )
+        if found := _DOWNLOADS.search(line):
+            yield (
+                f"{key}={line}: {found[0]} in a job: downloads happen on login nodes only; do it "
+                "there, once, before submitting"
+            )
+
+
+_DOWNLOADS = re.compile(
+    r"\b(wget|curl|pip3? (install|download)|uv (pip|sync|add)|(conda|mamba) (install|create|env)"
+    r"|git (clone|pull|fetch)|(singularity|apptainer) (pull|build)|(huggingface-cli|hf) download)\b"
+)
+"""Commands that fetch things from outside."""
+
+
+def _is_a_trial(config: Config) -> bool:
+    return config.model.name.endswith("_debug")
+
+
 def cores_of(mask: str) -> list[int]:
     """The cores that a hexadecimal mask names."""
     bits = int(mask, 16)
@@ -157,6 +208,8 @@ RULES: tuple[tuple[tuple[str, ...], Callable[[Config], Iterator[str]]], ...] = (
     (("parallel.ranks", "site.num_nodes", "site.ranks_per_node"), ranks_fill_nodes),
     (("site.num_nodes", "site.queue.kind"), in_place_is_one_node),
     (("site.queue", "site.cores_per_rank"), partition_is_known),
+    (("site.queue", "model.name"), time_fits),
+    (("site.queue",), setup_is_safe),
     (("site.queue", "site.num_nodes", "site.ranks_per_node"), gpus_fit),
     (("site.queue", "site.ranks_per_node", "site.cores_per_rank", "site.node_cores"), cores_fit),
     (("site.queue", "site.cpu_masks", "site.reserved_cores", "site.cores_per_rank"), masks_fit),

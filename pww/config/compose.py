@@ -8,10 +8,12 @@ reported together.
 import difflib
 import math
 import re
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,9 +42,10 @@ class Composer:
 
     def __init__(self, source: Source) -> None:
         from hydra._internal.config_loader_impl import ConfigLoaderImpl
-        from hydra._internal.config_repository import ConfigRepository
         from hydra.core.config_search_path import SearchPathQuery
         from hydra.core.global_hydra import GlobalHydra
+
+        from pww.config.read_once import ReadOnce
 
         self._source = source
         loader = GlobalHydra.instance().config_loader()
@@ -52,7 +55,7 @@ class Composer:
                 "command-line", f"file://{folder}", anchor=SearchPathQuery(provider="schema")
             )
         # Asked directly: the loader would read every source again for each question
-        self._files = loader.repository = ConfigRepository(loader.config_search_path)
+        self._files = loader.repository = ReadOnce(loader.config_search_path)
         self._loader = loader
 
     def compose(self, tokens: Sequence[str]) -> "DictConfig":
@@ -119,18 +122,14 @@ class Composer:
             return None, []
 
     def launcher(self, tree: "DictConfig", faults: Faults) -> None:
-        """A sweep's launcher must find all that it interpolates."""
-        from omegaconf import OmegaConf
-        from omegaconf.errors import OmegaConfBaseException
-
-        try:
-            OmegaConf.to_container(tree.hydra.launcher, resolve=True)
-        except OmegaConfBaseException as error:
-            chosen = tree.hydra.runtime.choices["hydra/launcher"]
-            faults.add(
-                f"hydra/launcher={chosen}: does not fit site={tree.hydra.runtime.choices['site']} "
-                f"({flat(error)}); leave it out"
-            )
+        """Where jobs go is said by their site alone; a launcher that says otherwise is refused."""
+        chosen = tree.hydra.runtime.choices["hydra/launcher"]
+        site, queued = tree.hydra.runtime.choices["site"], tree.site.queue.kind == "slurm"
+        if chosen == "slurm" and not queued:
+            faults.add(f"hydra/launcher=slurm: site={site} has no queue; leave it out")
+        elif chosen not in ("basic", "slurm"):
+            where = "in the queue" if queued else "here, one after another"
+            faults.add(f"hydra/launcher={chosen}: jobs at site={site} run {where}; leave it out")
 
     def _sift(
         self,
@@ -198,10 +197,16 @@ def composer(source: Source) -> Iterator[Composer]:
         ConfigError: never here; faults are collected by the caller.
     """
     from hydra import initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
 
     register_resolvers()
-    with initialize_config_dir(config_dir=str(source.config_dir), version_base="1.3"):
-        yield Composer(source)
+    outer = GlobalHydra.instance().hydra  # there is one when a sweeper composes as it goes
+    GlobalHydra.instance().clear()
+    try:
+        with initialize_config_dir(config_dir=str(source.config_dir), version_base="1.3"):
+            yield Composer(source)
+    finally:
+        GlobalHydra.instance().hydra = outer
 
 
 def _apply(override: "Override", base: "DictConfig") -> None:
@@ -214,8 +219,15 @@ def _apply(override: "Override", base: "DictConfig") -> None:
 
 
 def register_resolvers() -> None:
-    """What `conf/` may write besides OmegaConf's own: `${product:a,b}` and `${project:folder}`."""
+    """What `conf/` may write besides OmegaConf's own: `${product:a,b}` and `${project:folder}`.
+
+    A clone that runs without being installed finds its own plugins too.
+    """
     from omegaconf import OmegaConf
+
+    plugins = PROJECT / "launch"
+    if find_spec("hydra_plugins.pww_launcher") is None and plugins.is_dir():
+        sys.path.append(str(plugins))
 
     OmegaConf.register_new_resolver("product", _product, replace=True)
     OmegaConf.register_new_resolver("project", lambda path: str(PROJECT / path), replace=True)

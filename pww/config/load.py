@@ -13,27 +13,32 @@ configuration, else the program's own.
 import io
 import os
 import sys
-from argparse import Namespace
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any
 
-from pww.config.compose import CONFIG_NAME, Source, register_resolvers
+from pww.config.line import Line, split
 from pww.config.paths import CONF
-from pww.errors import ConfigError, PwwError
+from pww.config.running import (
+    Queue,
+    Task,
+    guarded,
+    hand_over,
+    hand_over_chosen,
+    run_here,
+    under_hydra,
+    wants_queue,
+)
+from pww.errors import ConfigError
 
 if TYPE_CHECKING:
-    from omegaconf import DictConfig
-
-    from pww.config.prepare import Prepared, Refine
+    from pww.config.prepare import Refine
     from pww.config.schema import Config
 
-Task = Callable[["Config"], int]
-"""A program's main: a checked configuration in, an exit code out."""
-
-INTERRUPTED = 130
+BASIC = "basic"
+"""Hydra's sweeper that enumerates: all jobs are known before the first starts."""
 
 
 def compose(overrides: Sequence[str] = ()) -> "Config":
@@ -66,9 +71,18 @@ def read_config(path: Path) -> "Config":
     if not isinstance(values, dict):
         raise ConfigError([f"{path}: holds no configuration; start a new run"])
     try:
-        return validate(values)
+        return validate(_with_newer_keys(values))
     except ConfigError as error:
         raise ConfigError([f"{path}: {fault}" for fault in error.faults]) from None
+
+
+def _with_newer_keys(values: "dict[str, Any]") -> "dict[str, Any]":
+    """`values` of a run that was started before these keys were there, as it was then."""
+    site = values.get("site")
+    if isinstance(site, dict):
+        site.setdefault("scratch", "none")
+    values.setdefault("launcher", {"wait": False, "requeues": 0})
+    return values
 
 
 def run_app(
@@ -77,6 +91,7 @@ def run_app(
     program: str,
     defaults: Sequence[str] = (),
     refine: "Refine | None" = None,
+    queue: Queue | None = None,
     argv: Sequence[str] | None = None,
 ) -> int:
     """Runs `task` on the configuration (with -m: on each) that the command line asks for.
@@ -86,6 +101,7 @@ def run_app(
         program: as it is typed after `python -m`.
         defaults: override tokens of the program, which the command line's beat.
         refine: the program's own last check, before anything starts.
+        queue: takes all jobs, instead of `task`, where their site has a queue.
         argv: the words after the program's name; the process's own by default.
 
     Returns:
@@ -94,7 +110,7 @@ def run_app(
     from pww.config.prepare import prepare
 
     try:
-        line = _split(sys.argv[1:] if argv is None else argv)
+        line = split(sys.argv[1:] if argv is None else argv)
         own = [f"hydra.job.name={program}", *_help_of(program)]
         if line.shows_only:
             return _spoken(lambda: _show(line, program=program, defaults=[*own, *defaults]))
@@ -105,88 +121,33 @@ def run_app(
             multirun=line.args.multirun,
             refine=refine,
         )
+        queued = queue is not None and wants_queue(prepared.configs)
+        if prepared.sweeper != BASIC and not queued:
+            raise ConfigError(
+                [
+                    f"hydra/sweeper={prepared.sweeper}: chooses its jobs as it goes, which only "
+                    "pww.train at a site with a queue can; leave it out"
+                ]
+            )
+        if queue is not None and queued and prepared.sweeper != BASIC:
+            return hand_over_chosen(
+                queue, prepared, line, program=program, defaults=[*own, *defaults], refine=refine
+            )
     except ConfigError as fault:
         print(fault, file=sys.stderr)
         return fault.exit_code
+    if queue is not None and queued:
+        taken = queue
+        return _spoken(lambda: hand_over(taken, prepared.configs))
     if all(config.dry for config in prepared.configs):
         # Nothing is launched, so no launcher (and no folder of a sweep) is needed
-        return _spoken(lambda: max(_guarded(task, config) for config in prepared.configs))
-    return _run(task, prepared, line, program=program)
-
-
-@dataclass(frozen=True, slots=True)
-class _Line:
-    """A command line: Hydra's flags, and the override words wherever they stood."""
-
-    args: Namespace
-    flags: tuple[str, ...]
-    words: tuple[str, ...]
-
-    @property
-    def shows_only(self) -> bool:
-        a = self.args
-        return bool(a.help or a.hydra_help or a.cfg or a.info or a.shell_completion)
-
-    @property
-    def source(self) -> Source:
-        a = self.args
-        return Source(
-            config_name=a.config_name or CONFIG_NAME,
-            config_dir=Path(a.config_path).absolute() if a.config_path else CONF,
-            extra_dirs=(Path(a.config_dir).absolute(),) if a.config_dir else (),
-        )
-
-
-def _split(argv: Sequence[str]) -> _Line:
-    from hydra._internal.utils import get_args_parser
-
-    def fail(message: str) -> NoReturn:
-        raise ConfigError([f"{message}; --help shows what there is"])
-
-    parser = get_args_parser()
-    parser.error = fail  # type: ignore[method-assign]
-    args = parser.parse_intermixed_args(list(argv))
-    if args.experimental_rerun is not None:
-        fail("--experimental-rerun reads pickles, which pww does not; use resume=")
-    folders = {"--config-path": args.config_path, "--config-dir": args.config_dir}
-    for flag, folder in folders.items():
-        if folder is not None and not Path(folder).is_dir():
-            fail(f"{flag} {folder}: no such folder")
-    words = list(args.overrides)
-    flags = []
-    for word in argv:
-        if words and word == words[0]:
-            words.pop(0)
-        else:
-            flags.append(word)
-    return _Line(args, tuple(flags), tuple(args.overrides))
+        return _spoken(lambda: max(guarded(partial(task, c)) for c in prepared.configs))
+    return run_here(task, prepared, line, program=program)
 
 
 def _help_of(program: str) -> list[str]:
     name = program.rpartition(".")[2]
     return [f"hydra/help={name}"] if (CONF / "hydra" / "help" / f"{name}.yaml").is_file() else []
-
-
-def _hydra(
-    job: "Callable[[DictConfig], None]", line: _Line, words: Sequence[str], *, program: str
-) -> int:
-    """Hydra's main on this command line; its exit code."""
-    import hydra
-
-    register_resolvers()
-    before = sys.argv
-    sys.argv = [program, *words, *line.flags]  # a bare --info would take the word after it
-    source = line.source
-    main = hydra.main(
-        version_base="1.3", config_path=str(source.config_dir), config_name=source.config_name
-    )
-    try:
-        main(job)()
-    except SystemExit as end:
-        return end.code if isinstance(end.code, int) else int(end.code is not None)
-    finally:
-        sys.argv = before
-    return 0
 
 
 def _spoken(speak: Callable[[], int]) -> int:
@@ -201,7 +162,7 @@ def _spoken(speak: Callable[[], int]) -> int:
     return code
 
 
-def _show(line: _Line, *, program: str, defaults: Sequence[str]) -> int:
+def _show(line: Line, *, program: str, defaults: Sequence[str]) -> int:
     """`--help`, `--cfg` and the like; only if Hydra fails, the reasons are looked for."""
     if line.args.help:
         return _help(line, defaults)
@@ -210,7 +171,7 @@ def _show(line: _Line, *, program: str, defaults: Sequence[str]) -> int:
     code = 1
     with redirect_stderr(said), redirect_stdout(told):
         try:
-            code = _hydra(lambda _: None, line, [*defaults, *line.words], program=program)
+            code = under_hydra(lambda _: None, line, [*defaults, *line.words], program=program)
         except Exception as error:
             failure = error
     if code == 0:
@@ -225,7 +186,7 @@ def _show(line: _Line, *, program: str, defaults: Sequence[str]) -> int:
     raise ConfigError(sentences)
 
 
-def _help(line: _Line, defaults: Sequence[str]) -> int:
+def _help(line: Line, defaults: Sequence[str]) -> int:
     """Hydra's help, from its template; its own way reads every source again for each group."""
     from string import Template
 
@@ -246,37 +207,3 @@ def _help(line: _Line, defaults: Sequence[str]) -> int:
         config = OmegaConf.to_yaml(tree, resolve=line.args.resolve)
     print(template.substitute(APP_CONFIG_GROUPS=groups, CONFIG=config))
     return 0
-
-
-def _run(task: Task, prepared: "Prepared", line: _Line, *, program: str) -> int:
-    from hydra.core.hydra_config import HydraConfig
-
-    codes: list[int] = []
-    bugs: list[Exception] = []
-
-    def job(_: "DictConfig") -> None:
-        number = HydraConfig.get().job.num if prepared.multirun else 0
-        try:
-            codes.append(_guarded(task, prepared.configs[number]))
-        except Exception as bug:
-            # Hydra would cut the traceback of our own bug and print advice about itself
-            bugs.append(bug)
-            raise SystemExit(1) from None
-        if codes[-1] == INTERRUPTED:
-            raise SystemExit(INTERRUPTED)
-
-    code = _hydra(job, line, prepared.words, program=program)
-    if bugs:
-        raise bugs[0]
-    return max([code, *codes])
-
-
-def _guarded(task: Task, config: "Config") -> int:
-    """A fault ends in its sentence, never in a traceback."""
-    try:
-        return task(config)
-    except PwwError as fault:
-        print(fault, file=sys.stderr)
-        return fault.exit_code
-    except KeyboardInterrupt:
-        return INTERRUPTED

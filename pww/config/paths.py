@@ -28,6 +28,8 @@ CONF = PROJECT / "conf" if (PROJECT / "conf" / "config.yaml").is_file() else PAC
 CONFIG_FILE = "config.yaml"
 FINISHED = "finished"
 """A file of this name in a run's folder says that the run is complete."""
+REQUEUE = "requeue"
+"""… and of this name: it was stopped because its job's time was over, and wants to go on."""
 
 
 def run_folder(config: "Config") -> Path:

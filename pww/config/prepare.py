@@ -36,6 +36,7 @@ class Prepared:
     configs: tuple[Config, ...]
     words: tuple[str, ...]
     multirun: bool
+    sweeper: str = "basic"  # any other chooses its jobs itself: configs holds one without the sweep
 
 
 def prepare(
@@ -64,7 +65,10 @@ def prepare(
         parsed = [*ours, *theirs]
         multirun = multirun or any(o.input_line == "hydra.mode=MULTIRUN" for o in theirs)
         given = frozenset(key for override in theirs for key in _given(override))
-        for job in sweep(parsed, faults) if multirun else [parsed]:
+        sweeper = _sweeper(parsed) if multirun else "basic"
+        fixed = [o for o in parsed if not o.is_sweep_override()]
+        jobs = [fixed] if sweeper != "basic" else sweep(parsed, faults) if multirun else [parsed]
+        for job in jobs:
             # Each job starts from the faults of the words themselves
             mine = Faults(keys=set(faults.keys))
             config = _one(hydra, job, mine, multirun=multirun)
@@ -81,7 +85,12 @@ def prepare(
     if faults.sentences:
         raise ConfigError(faults.sentences)
     lines = tuple(o.input_line for o in parsed if o.input_line is not None)
-    return Prepared(tuple(configs), lines, multirun)
+    return Prepared(tuple(configs), lines, multirun, sweeper)
+
+
+def _sweeper(overrides: Sequence["Override"]) -> str:
+    chosen = [str(o.value()) for o in overrides if o.key_or_group == "hydra/sweeper"]
+    return chosen[-1] if chosen else "basic"
 
 
 def validate(values: Mapping[str, Any]) -> Config:

@@ -76,7 +76,7 @@ def tokenize(config: Config, words: Sequence[str], *, command: str, mend: bool) 
     from pww.data.corpus import locate, prepare
 
     log.setup(label="data")
-    data, seq_len, multiple = config.data, config.model.seq_len, config.model.vocab_multiple
+    data, seq_len, multiple = config.text, config.model.seq_len, config.model.vocab_multiple
     try:
         place = locate(data, seq_len=seq_len, vocab_multiple=multiple, project=paths.PROJECT)
         if place.entry.is_dir():
@@ -125,7 +125,7 @@ def show(config: Config, asked: Asked, *, command: str) -> int:
     from pww.data.shown import as_json, as_text
 
     corpus = find(
-        config.data,
+        config.text,
         seq_len=config.model.seq_len,
         vocab_multiple=config.model.vocab_multiple,
         project=paths.PROJECT,

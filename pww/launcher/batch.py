@@ -1,6 +1,14 @@
-"""The batch script of a site with a queue, made by submitit, written nowhere."""
+"""The batch script of one array of runs that want the same allocation, made by submitit.
+
+One task a run of the array, one Slurm task a rank. What the script does besides starting the ranks:
+it takes its run from its own list, runs the code that was submitted, and queues itself again when
+the ranks stopped because the job's time was nearly over. The shell does that, since a rank's
+container need not have `scontrol`.
+"""
 
 import shlex
+from collections.abc import Sequence
+from pathlib import Path
 
 from submitit.slurm.slurm import _make_sbatch_string
 
@@ -9,21 +17,37 @@ from pww.config.check_site import is_full
 from pww.config.schema import Config, Slurm
 
 
-def script(config: Config, queue: Slurm) -> str:
-    """The script that would be given to `sbatch`: one Slurm task a rank.
+def script(config: Config, queue: Slurm, *, runs: Sequence[Path], code: Path) -> str:
+    """The script that is given to `sbatch`.
 
     Masks bind the ranks of a full node; a part of a node is bound by `cpu_bind`, since masks
     outside of the allocation make the step fail. `--cpus-per-task` goes to srun too, which does
     not inherit it.
+
+    Args:
+        config: of the first run; the others' differ in nothing that a queue knows of.
+        queue: its site's.
+        runs: folders, one a task of the array; a single one makes a job without array.
+        code: folder of the `pww` that the ranks import.
     """
     site = config.site
-    folder = paths.run_folder(config)
     masks = bool(site.cpu_masks) and is_full(site, queue)
     bind = f"mask_cpu:{','.join(site.cpu_masks)}" if masks else queue.cpu_bind
+    step = [
+        "srun --unbuffered --open-mode=append",
+        # One log a rank; a job that was queued again goes on in it
+        '--output="$run/slurm/${job}_%t.log"',
+        f"--cpus-per-task={site.cores_per_rank}",
+        f"--cpu-bind={bind}",
+        f"--distribution={queue.distribution}",
+        "--kill-on-bad-exit=1",
+    ]
+    number = "%j" if len(runs) == 1 else "%A_%a"
     text: str = _make_sbatch_string(
-        command=f"{queue.python} -m pww.worker {shlex.quote(str(folder))}",
-        folder=folder / "slurm",
-        job_name=f"pww-{config.run.name}",
+        command=f'{" ".join(step)} {queue.python} -m pww.worker "$run"',
+        use_srun=False,  # it would quote the names of our logs
+        folder=runs[0] / "slurm",
+        job_name=f"pww-{runs[0].name}",
         partition=queue.partition,
         account=queue.account or None,
         time=queue.time,
@@ -35,27 +59,84 @@ def script(config: Config, queue: Slurm) -> str:
         exclusive=queue.exclusive or None,
         signal_delay_s=queue.signal_s,
         wckey=None,
+        map_count=None if len(runs) == 1 else len(runs),
+        array_parallelism=len(runs),
+        stderr_to_stdout=True,
+        additional_parameters={
+            "requeue": True,
+            "output": runs[0] / "slurm" / f"{number}_batch.log",
+        },
         setup=[
-            f"cd {shlex.quote(str(paths.PROJECT))}",
-            f"export OMP_NUM_THREADS={site.cores_per_rank}",
+            *_which_run(runs),
+            *_which_code(code),
+            *_environment(site.cores_per_rank),
             *queue.setup,
         ],
-        srun_args=[
-            f"--cpus-per-task={site.cores_per_rank}",
-            f"--cpu-bind={bind}",
-            f"--distribution={queue.distribution}",
-            "--kill-on-bad-exit=1",
-        ],
+        teardown=_again(config.launcher.requeues),
     )
     return text
 
 
-def summary(config: Config, queue: Slurm) -> str:
+def _which_run(runs: Sequence[Path]) -> list[str]:
+    listed = " ".join(shlex.quote(str(run)) for run in runs)
+    return [
+        f"runs=({listed})",
+        'run="${runs[${SLURM_ARRAY_TASK_ID:-0}]}"',
+        "job=${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}",
+        'mkdir -p "$run/slurm" && exec >>"$run/slurm/${job}_batch.log" 2>&1',
+        f'rm -f "$run/{paths.REQUEUE}"',
+    ]
+
+
+def _which_code(code: Path) -> list[str]:
+    """The code as submitted, whatever became of the clone; its other files are the clone's."""
+    folder = shlex.quote(str(code))
+    return [
+        f"code={folder}",
+        'if [ ! -f "$code/pww/worker.py" ]; then',
+        '  echo "$code: the code that was submitted is gone; submit again: resume=$run" >&2',
+        "  exit 1",
+        "fi",
+        f"cd {shlex.quote(str(paths.PROJECT))} || exit 1",
+        # The current folder would come before PYTHONPATH
+        'export PYTHONSAFEPATH=1 PYTHONPATH="$code${PYTHONPATH:+:$PYTHONPATH}"',
+    ]
+
+
+def _environment(cores: int) -> list[str]:
+    return [
+        f"export OMP_NUM_THREADS={cores}",
+        # A compute node downloads nothing: what is missing is a fault at once, not a long wait
+        "export HF_HUB_OFFLINE=1",
+    ]
+
+
+def _again(requeues: int) -> list[str]:
+    """What ended decides: only a stop for want of time leaves the marker."""
+    return [
+        "status=$?",
+        f'if [ -e "$run/{paths.REQUEUE}" ]; then',
+        f'  if [ "${{SLURM_RESTART_COUNT:-0}}" -ge {requeues} ]; then',
+        f'    echo "stopped in time, and queued again {requeues} times already '
+        '(launcher.requeues); go on with: resume=$run"',
+        '  elif scontrol requeue "$job"; then',
+        "    exit 0",
+        "  else",
+        '    echo "stopped in time, but not queued again; go on with: resume=$run"',
+        "  fi",
+        "fi",
+        "exit $status",
+        "",
+    ]
+
+
+def summary(config: Config, queue: Slurm, *, jobs: int) -> str:
     """The script's facts on one line."""
     site = config.site
     account = queue.account or "the scheduler's default (site.queue.account=…, or PWW_ACCOUNT)"
+    array = f"an array of {jobs} jobs, each " if jobs > 1 else ""
     return (
-        f"dry: nothing was queued. {site.name}, partition {queue.partition}, "
+        f"{site.name}, partition {queue.partition}, {array}"
         f"{site.num_nodes} node(s) x {site.ranks_per_node} ranks = {config.parallel.ranks} ranks, "
         f"{site.cores_per_rank} cores each, time {queue.time}, account {account}"
     )

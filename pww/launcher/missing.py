@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pww.clock import Clock
 from pww.config import paths
-from pww.config.schema import Config, HfModel
+from pww.config.schema import Config, HfModel, Images
 from pww.data.inputs import of_set, tokenizer_path
 from pww.data.sources import open_source
 from pww.errors import PwwError
@@ -21,6 +21,8 @@ def missing(config: Config, clock: Clock) -> list[str]:
     """A sentence for everything of `config` that is not on this machine, or cannot be used."""
     found = list(_model(config))
     data, project = config.data, paths.PROJECT
+    if isinstance(data, Images):
+        return found + _images(data)
     found += _faults(lambda: open_source(data, project=project))
     found += _faults(lambda: _tokenizer(config))
     for one in config.evaluation.sets:
@@ -29,6 +31,15 @@ def missing(config: Config, clock: Clock) -> list[str]:
     if config.central.url != "none" and config.central.bundle != "none":
         found += _faults(lambda: _bundle(config, clock))
     return found
+
+
+def _images(data: Images) -> list[str]:
+    """The folder of the images; digits are few enough to be read."""
+    from pww.data.images.gallery import folder_of, open_gallery
+
+    if data.kind == "digits":
+        return list(_faults(lambda: open_gallery(data, project=paths.PROJECT)))
+    return list(_faults(lambda: folder_of(data, paths.PROJECT)))
 
 
 def _model(config: Config) -> Iterator[str]:
@@ -57,7 +68,7 @@ def _model(config: Config) -> Iterator[str]:
 
 def _tokenizer(config: Config) -> None:
     """Reads the tokenizer that is given, if one is."""
-    path = tokenizer_path(config.data, paths.PROJECT)
+    path = tokenizer_path(config.text, paths.PROJECT)
     if path is not None:
         from pww.data.tokenizer import read_tokenizer
 

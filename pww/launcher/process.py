@@ -70,5 +70,9 @@ def run(
 
 
 def environment(*, threads: int) -> dict[str, str]:
-    """This process's environment for a rank with `threads` CPU threads."""
-    return {**os.environ, "OMP_NUM_THREADS": str(threads)}
+    """This process's environment for a rank with `threads` CPU threads.
+
+    Without a place in a step of Slurm: typed inside one, pww.train is no rank of it.
+    """
+    kept = {name: value for name, value in os.environ.items() if name != "SLURM_PROCID"}
+    return {**kept, "OMP_NUM_THREADS": str(threads)}

@@ -22,7 +22,11 @@ from pww.folder import owned
 
 AUTO = "auto"
 NONE = "none"
-FREE = ("resume", "dry", "central.url", "metrics", "run.root")
+OF_THE_QUEUE = ("time", "account", "signal_s", "setup", "python")
+FREE = (
+    "resume", "dry", "central.url", "metrics", "run.root", "launcher",
+    *(f"site.queue.{key}" for key in OF_THE_QUEUE),
+)  # fmt: skip
 """Keys that may differ when a run goes on; all others are those that it started with."""
 
 
@@ -168,6 +172,13 @@ def _resumed(config: Config, folder: Path, given: frozenset[str]) -> Config:
         changed["central"] = stored.central.model_copy(update={"url": config.central.url})
     if any(_below(name, ["metrics"]) for name in given):
         changed["metrics"] = config.metrics
+    if any(_below(name, ["launcher"]) for name in given):
+        changed["launcher"] = config.launcher
+    queue, asked = stored.site.queue, config.site.queue
+    if queue.kind == "slurm" and asked.kind == "slurm":
+        told = {k: getattr(asked, k) for k in OF_THE_QUEUE if f"site.queue.{k}" in given}
+        queue = queue.model_copy(update=told)
+        changed["site"] = stored.site.model_copy(update={"queue": queue})
     return stored.model_copy(update=changed)
 
 

@@ -6,7 +6,7 @@ from pww.config.schema import Config
 from pww.lease.policy import blocks_for_phase
 from pww.lease.space import BlockSpace
 from pww.transport.exchange import Theta
-from pww.wire import Lease
+from pww.wire import Lease, Span
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,27 +16,42 @@ class PhasePlan:
     space: BlockSpace
     inner_steps: int
     batch_windows: int
+    replicas: int = 1  # that share a lease: those of one allocation
 
     @classmethod
     def of(cls, config: Config, space: BlockSpace) -> "PhasePlan":
         """The plan that `config` asks for."""
-        return cls(space, config.diloco.inner_steps, config.optim.batch_windows)
+        return cls(
+            space, config.diloco.inner_steps, config.optim.batch_windows, config.diloco.replicas
+        )
 
     @property
     def num_blocks(self) -> int:
-        """Blocks that one phase leases."""
-        return blocks_for_phase(
+        """Blocks that one phase leases, of all replicas."""
+        return self.replicas * blocks_for_phase(
             self.space, inner_steps=self.inner_steps, batch_windows=self.batch_windows
         )
 
-    def windows(self, lease: Lease) -> list[int]:
-        """Window ids of the whole lease, in the order in which they are trained on."""
-        span = lease.span
-        return [w for p in range(span.start, span.stop) for w in self.space.windows(p)]
+    def windows(self, lease: Lease, *, replica: int = 0) -> list[int]:
+        """Window ids that a replica trains on, in that order: all of the lease if it is alone."""
+        mine = self.part(lease, replica=replica)
+        return [w for p in mine for w in self.space.windows(p)]
+
+    def part(self, lease: Lease, *, replica: int) -> range:
+        """A replica's positions of the lease: contiguous, and as many as the others', give or take
+        one; none if there are too few.
+        """
+        share, left = divmod(len(lease.span), self.replicas)
+        start = lease.span.start + replica * share + min(replica, left)
+        return range(start, start + share + (replica < left))
 
     def num_steps(self, lease: Lease) -> int:
-        """Steps that the lease takes, at most H."""
-        return -(-self.space.num_span_windows(lease.span) // self.batch_windows)
+        """Steps that the lease takes, at most H; of the replica that takes most."""
+        parts = [self.part(lease, replica=replica) for replica in range(self.replicas)]
+        most = max(
+            self.space.num_span_windows(Span(part.start, part.stop)) for part in parts if part
+        )
+        return -(-most // self.batch_windows)
 
     def is_partial(self, lease: Lease) -> bool:
         """Whether the outer step must not put this phase into its momentum.
@@ -44,7 +59,8 @@ class PhasePlan:
         So it is where a corpus ends or another replica took the tail, not where a phase was meant
         to be shorter than H.
         """
-        full = min(lease.meant or self.num_blocks, self.num_blocks) * self.space.block_windows
+        meant = min(lease.meant or self.num_blocks, self.num_blocks)
+        full = -(-meant // self.replicas) * self.space.block_windows
         return self.num_steps(lease) < -(-full // self.batch_windows)
 
     def progress(self, lease: Lease, theta: Theta, *, ahead: int = 0) -> tuple[float, float]:

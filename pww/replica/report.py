@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from rich.progress import (
     BarColumn,
@@ -21,8 +21,8 @@ from rich.progress import (
 from pww.clock import Clock
 from pww.log import console
 from pww.metrics import Metrics, perplexity, set_columns
+from pww.replica.entry import Entry
 from pww.replica.gauges import Hardware, Meters, columns
-from pww.replica.outbox import Entry, Outbox
 from pww.replica.plan import PhasePlan
 from pww.rows import Left
 from pww.trainer.api import EvalResult, StepHook, Trainer
@@ -32,6 +32,14 @@ from pww.wire import Lease, Verdict
 log = logging.getLogger(__name__)
 PLAIN_LINE_S = 5.0
 SHORTEST_S = 1e-9
+
+
+class Phases(Protocol):
+    """Where the phases of the run are on disk: an outbox."""
+
+    @property
+    def last(self) -> Entry | None:
+        """The newest one."""
 
 
 @dataclass(slots=True)
@@ -58,7 +66,7 @@ class Report:
         run: Path,
         *,
         metrics: Metrics | None,
-        outbox: Outbox,
+        outbox: Phases,
         plan: PhasePlan,
         every_rounds: int,
         clock: Clock,
@@ -118,10 +126,11 @@ class Report:
                 "eval", step=trainer.step, round=theta.round, tokens=self._tokens_total,
                 loss=result.loss, perplexity=perplexity(result.loss),
                 held_out_tokens=result.tokens, state_hash=theta.state_hash,
-                evaluation_seconds=took_s, **set_columns(result.sets),
+                evaluation_seconds=took_s, **set_columns(result.sets), **_accuracy(result),
             )  # fmt: skip
         if self._metrics is not None:
             others = "".join(f", {one.name} {one.loss:.4f}" for one in result.sets)
+            others += "".join(f", accuracy {x:.2%}" for x in _accuracy(result).values())
             log.info("round %d: held-out loss %.4f%s", theta.round, result.loss, others)
         return result
 
@@ -133,6 +142,7 @@ class Report:
         last = self._outbox.last
         before = 0 if last is None else last.tokens_total
         own = self._plan.space.num_span_windows(lease.span)
+        times = self._plan.replicas  # the others' steps are as ours, give or take a block
         self.meters.begins()
         at, at_s = 0, self._clock.monotonic()
 
@@ -142,9 +152,9 @@ class Report:
                 return
             now_s = self._clock.monotonic()
             self._metrics.row(
-                "train", step=step, round=theta.round, tokens=before + tokens, loss=loss, lr=lr,
-                phase_step=done, phase_steps=of,
-                tokens_per_s=(tokens - at) / max(now_s - at_s, SHORTEST_S),
+                "train", step=step, round=theta.round, tokens=before + times * tokens, loss=loss,
+                lr=lr, phase_step=done, phase_steps=of,
+                tokens_per_s=times * (tokens - at) / max(now_s - at_s, SHORTEST_S),
             )  # fmt: skip
             at, at_s = tokens, now_s
             reached = theta.committed_windows + ahead + own * done // of
@@ -166,8 +176,8 @@ class Report:
         yield
         self._saved_s = self._clock.monotonic() - start
 
-    def verdict(self, entry: Entry, verdict: Verdict) -> None:
-        """Counts and writes down what became of a delta."""
+    def verdict(self, entry: Entry, verdict: Verdict, *, sent_bytes: int = 0) -> None:
+        """Counts and writes down what became of a delta; `sent_bytes` if it was no payload."""
         self.totals.phases += 1
         self._tokens_total = self.totals.tokens = entry.tokens_total
         merged = verdict.outcome == "merged"
@@ -184,7 +194,7 @@ class Report:
         self._flush(None)
         before, self._counted = self._counted, self._counts()
         added = {name: count - before.get(name, 0) for name, count in self._counted.items()}
-        self._row = _outer(entry, verdict) | {
+        self._row = _outer(entry, verdict, sent_bytes) | {
             "exchange_seconds": self.meters.exchange_s, "checkpoint_seconds": self._saved_s,
             "retries": 0, **added,
         }  # fmt: skip
@@ -261,7 +271,11 @@ class Report:
         return "\n".join(lines)
 
 
-def _outer(entry: Entry, verdict: Verdict) -> dict[str, Any]:
+def _accuracy(result: EvalResult) -> dict[str, float]:
+    return {} if math.isnan(result.accuracy) else {"accuracy": result.accuracy}
+
+
+def _outer(entry: Entry, verdict: Verdict, sent_bytes: int = 0) -> dict[str, Any]:
     """What is told of one delta, whichever process sent it."""
     told = _measured(entry)
     if not entry.offer.finite and told["loss"] == 0.0:
@@ -270,7 +284,7 @@ def _outer(entry: Entry, verdict: Verdict) -> dict[str, Any]:
         "step": entry.step, "round": verdict.round, "tokens": entry.tokens_total,
         "loss": told.pop("loss"), "base_round": entry.offer.base_round,
         "outcome": verdict.outcome, "reason": verdict.reason, "delta": entry.offer.delta,
-        "bytes_sent": entry.offer.payload.size_bytes,
+        "bytes_sent": entry.offer.payload.size_bytes or sent_bytes,
         "phase_tokens": told.pop("tokens"), **told,
     }  # fmt: skip
 

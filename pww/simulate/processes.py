@@ -38,6 +38,7 @@ from pww.lease.space import BlockSpace
 from pww.log import JsonLines
 from pww.metrics import Metrics
 from pww.replica import loop
+from pww.replica.durable import Durable
 from pww.replica.federated import FederatedExchange as FederatedExchange
 from pww.replica.outbox import Outbox
 from pww.replica.plan import PhasePlan
@@ -125,10 +126,11 @@ def _site(folder: Path, windows_per_s: float) -> None:
             every_rounds=config.evaluation.every_rounds, clock=clock,
         )  # fmt: skip
         stack.callback(report.close)
-        loop.run(
-            ends.session, ends.exchange, trainer, outbox, report, plan=plan, ranks=ranks,
-            clock=clock, overlap=config.diloco.overlap,
+        hand = Durable(
+            ends.session, ends.exchange, outbox, report, plan=plan, ranks=ranks, clock=clock,
+            overlap=config.diloco.overlap,
         )  # fmt: skip
+        loop.run(hand, trainer, report, plan=plan)
 
 
 class Sleeper:

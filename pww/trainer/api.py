@@ -4,12 +4,14 @@ All methods are collective: every rank of the replica calls them in the same ord
 means that only rank 0's argument is read, or only rank 0 gets the value.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 import torch
+from torch import nn
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,7 @@ class EvalResult:
     loss: float
     tokens: int
     sets: tuple[SetResult, ...] = ()
+    accuracy: float = math.nan  # share of images that are told right; nan: no images
 
 
 class StepHook(Protocol):
@@ -135,6 +138,14 @@ class Trainer(Protocol):
 
     def close(self) -> None:
         """Ends the process groups so that the interpreter can exit cleanly."""
+
+
+class Live(Trainer, Protocol):
+    """A trainer whose parameters an outer step may change in place, shard by shard."""
+
+    @property
+    def module(self) -> nn.Module:
+        """The live model. Not collective."""
 
 
 class Stop(Protocol):

@@ -23,15 +23,17 @@ def on_every_rank(
     """
     made: list[Mapping[str, Corpus]] = []
 
-    def folders() -> dict[str, Path]:
+    def folders() -> dict[str, str]:  # plain text: they may be ranks of several replicas
         made.append(make())
-        return {name: one.folder.absolute() for name, one in made[0].items()}
+        return {name: str(one.folder.absolute()) for name, one in made[0].items()}
 
     told = ranks.share(folders)
     opened, fault = (made[0] if made else {}), None
     if not made:
         try:
-            opened = {name: _opened(folder, ranks.rank, cache) for name, folder in told.items()}
+            opened = {
+                name: _opened(Path(folder), ranks.rank, cache) for name, folder in told.items()
+            }
         except PwwError as wrong:
             fault = wrong
     ranks.agree_on_fault(fault)

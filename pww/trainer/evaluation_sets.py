@@ -20,7 +20,7 @@ def open_sets(config: Config, corpus: Corpus, *, project: Path) -> Mapping[str, 
     """
     opened = {}
     for one in config.evaluation.sets:
-        data = of_set(config.data, one).model_copy(
+        data = of_set(config.text, one).model_copy(
             update={
                 "tokenizer": FileTokenizer(kind="file", path=str(corpus.tokenizer_file.resolve())),
                 "held_out": 0.0, "max_windows": config.evaluation.max_windows,

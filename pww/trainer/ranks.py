@@ -8,23 +8,22 @@ import gc
 import logging
 import os
 import queue
-import signal
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import copy
 from datetime import timedelta
-from types import FrameType
 from typing import TypeVar
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 from torch.distributed.distributed_c10d import _get_default_store
+from torch.distributed.rendezvous import rendezvous
 
 from pww.config.schema import Config
 from pww.errors import PwwError, Stopped, TrainerError
+from pww.trainer import interfaces, place, signals
 
 T = TypeVar("T")
 TICK_S = 1.0
@@ -37,45 +36,54 @@ log = logging.getLogger(__name__)
 
 
 def init_ranks(config: Config) -> None:
-    """Joins the process group that the environment names; alone if it does not.
+    """Joins the process group that the environment names (`place.found`); alone if it does not.
 
-    Reads RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as torchrun and our Slurm launcher set
-    them.
-
-    Raises: TrainerError: the variables do not fit each other, nobody answers, or there is no such
-    network.
+    Raises: TrainerError: the variables do not fit each other or the run, nobody answers, or there
+    is no such network.
     """
-    backend = "gloo" if config.site.device == "cpu" else "cuda:nccl,cpu:gloo"
-    timeout = timedelta(seconds=TIMEOUT_S)
-    if "RANK" not in os.environ and "WORLD_SIZE" not in os.environ:
+    where = place.found(os.environ)
+    if where.how != "torchrun" and where.world == 1:
         os.environ.setdefault("LOCAL_RANK", "0")  # torchtitan asks for it
-        dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1, timeout=timeout)
+        place.check(where, ranks=config.parallel.ranks)
+        join(config, store=HashStore(), rank=0, world=1)
         return
-    if config.site.interface:
-        os.environ["GLOO_SOCKET_IFNAME"] = _interface(config.site.interface)
-        os.environ["NCCL_SOCKET_IFNAME"] = config.site.interface
+    store, rank, world = meet(config)
+    join(config, store=PrefixStore("replica-0", store), rank=rank, world=world)
+
+
+def join(config: Config, *, store: Store, rank: int, world: int) -> None:
+    """Makes the replica's world: torch's default process group."""
+    backend = "gloo" if config.site.device == "cpu" else "cuda:nccl,cpu:gloo"
+    dist.init_process_group(
+        backend, store=store, rank=rank, world_size=world, timeout=timedelta(seconds=TIMEOUT_S)
+    )
+
+
+def meet(config: Config) -> tuple[Store, int, int]:
+    """The store where all ranks that the environment names meet, this one's rank, their number.
+
+    Raises:
+        TrainerError: as `init_ranks`.
+    """
+    where = place.found(os.environ)
+    place.check(where, ranks=config.parallel.ranks)
+    os.environ.update(where.variables())
     os.environ.setdefault("LOCAL_RANK", "0")
+    if config.site.interface:
+        os.environ["GLOO_SOCKET_IFNAME"] = interfaces.named(config.site.interface)
+        os.environ["NCCL_SOCKET_IFNAME"] = config.site.interface
+    elif where.num_nodes > 1 and (name := interfaces.towards(where.address)):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
     try:
-        dist.init_process_group(backend, init_method="env://", timeout=timeout)
+        store, rank, world = next(rendezvous("env://", timeout=timedelta(seconds=TIMEOUT_S)))
+        return store, rank, world
     except (ValueError, RuntimeError) as fault:
         names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
         given = " ".join(f"{name}={os.environ.get(name, '(not set)')}" for name in names)
         raise TrainerError(
             f"cannot join the ranks of this replica with {given}: {fault}; start all ranks "
-            "together (pww.train does, torchrun can), each with its own RANK"
+            "together (pww.train does, torchrun and srun can), each with its own RANK"
         ) from fault
-
-
-def _interface(prefix: str) -> str:
-    """The first network interface whose name starts with `prefix`: gloo wants the whole name."""
-    names = sorted(name for _, name in socket.if_nameindex())
-    for name in names:
-        if name.startswith(prefix):
-            return name
-    raise TrainerError(
-        f"site.interface={prefix}: no network interface has such a name; this machine has "
-        f"{', '.join(names)}; set one of them, or '' to let the library choose"
-    )
 
 
 @contextmanager
@@ -112,14 +120,13 @@ class Ranks:
         """The group for objects and CPU tensors; None for a single rank."""
         return self._group
 
-    def ask_to_stop(self, signum: int = 0, frame: FrameType | None = None) -> None:
-        """A signal handler: only sets a flag; ranks agree on it at the next step or tick."""
+    def ask_to_stop(self) -> None:
+        """Only sets a flag; ranks agree on it at the next step or tick."""
         self.asked.set()
 
     def handle_signals(self) -> None:
-        """SIGINT and SIGTERM ask for an orderly stop."""
-        signal.signal(signal.SIGINT, self.ask_to_stop)
-        signal.signal(signal.SIGTERM, self.ask_to_stop)
+        """SIGINT, SIGTERM and a queue's SIGUSR2 ask for an orderly stop, from now on or before."""
+        signals.listen(self.asked)
 
     def agreed(self) -> bool:
         """Collective: True everywhere as soon as one rank was asked to stop."""

@@ -6,10 +6,10 @@ A schedule over step counts would be wrong for a replica that joins late or take
 import math
 from typing import assert_never
 
-from pww.config.schema import Schedule
+from pww.config.schema import Optim
 
 
-def lr_at(progress: float, optim: Schedule) -> float:
+def lr_at(progress: float, optim: Optim) -> float:
     """The rate at `progress` (committed / total windows; clamped to [0, 1]).
 
     Rises linearly from 0 over the first `warmup` of the corpus. Then it is constant; or goes down
@@ -36,7 +36,7 @@ def _part(p: float, start: float) -> float:
     return max(p - start, 0.0) / (1.0 - start) if start < 1.0 else 0.0
 
 
-def phase_lrs(progress: float, progress_end: float, num_steps: int, optim: Schedule) -> list[float]:
+def phase_lrs(progress: float, progress_end: float, num_steps: int, optim: Optim) -> list[float]:
     """One rate a step, at the middle of the step's share of the way to `progress_end`.
 
     The middle, so that neither the first step of a warm-up nor the last of a decay to 0 is a wasted

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import torch
+from torch import distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, distribute_tensor
@@ -28,6 +29,17 @@ def parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     """
     for name, parameter in model.named_parameters():
         yield name.replace(WRAPPED, ""), parameter
+
+
+def buffers(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every buffer that belongs to the model's state, once, in its order.
+
+    What a model computes itself (rotary tables, which are not persistent) is no state.
+    """
+    kept = model.state_dict().keys()
+    for name, buffer in model.named_buffers():
+        if name in kept:
+            yield name.replace(WRAPPED, ""), buffer
 
 
 def reshard(model: nn.Module) -> None:
@@ -57,7 +69,12 @@ def gather(parameter: nn.Parameter, *, keep: bool) -> torch.Tensor:
 @torch.no_grad()
 def scatter(parameter: nn.Parameter, full: torch.Tensor | None) -> None:
     """Collective: writes rank 0's `full` into the shards, in place. Other ranks give None."""
-    assert isinstance(parameter, DTensor), "reshard() comes before a write"
+    if not isinstance(parameter, DTensor):  # every rank holds all of it
+        if full is not None:
+            parameter.copy_(full)
+        if dist.get_world_size() > 1:
+            dist.broadcast(parameter.detach(), src=0)
+        return
     local = parameter.to_local()
     whole = torch.empty(parameter.shape, dtype=local.dtype, device=local.device)
     if full is not None:
@@ -85,7 +102,9 @@ def load(theta: Path, model: nn.Module, *, ranks: Ranks) -> None:
             except PayloadError as wrong:
                 fault = wrong
         ranks.agree_on_fault(fault)
+        sharded = any(isinstance(module, FSDPModule) for module in model.modules())
         for name, parameter in named.items():
+            assert not sharded or isinstance(parameter, DTensor), "reshard() comes before a write"
             full, fault = None, None
             if reader is not None:
                 try:

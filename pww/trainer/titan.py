@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import torch
+from torch import nn
 
 from pww.clock import Clock, SystemClock
 from pww.config.schema import Config
@@ -73,6 +74,12 @@ class TitanTrainer:
     def step(self) -> int:
         """Inner steps taken over the whole run."""
         return int(self._engine.step)
+
+    @property
+    def module(self) -> nn.Module:
+        """The live, sharded model: what replicas of one allocation take the outer step on."""
+        model: nn.Module = self._model
+        return model
 
     def shapes(self) -> Mapping[str, Sequence[int]]:
         """Full shape of every parameter, in the order of `tensors`. Not collective."""

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any, assert_never
 
-from pww.config.schema import Config, Parallel
+from pww.config.schema import AdamW, Config, ImageModel, LanguageModel, Muon, Parallel, Sgd
 from pww.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -36,9 +36,21 @@ def check(config: Config, manifest: "Manifest", *, num_ranks: int) -> None:
     if manifest.num_held_out < 1:
         raise DataError(
             f"corpus {config.data.name} has no held-out window (data.held_out="
-            f"{config.data.held_out} of {manifest.num_windows} windows): raise data.held_out or "
+            f"{config.text.held_out} of {manifest.num_windows} windows): raise data.held_out or "
             "use more text"
         )
+
+
+def language_model(config: Config) -> LanguageModel:
+    """The model; that it is one of these was checked with the configuration."""
+    assert not isinstance(config.model, ImageModel)
+    return config.model
+
+
+def adaptive(config: Config) -> AdamW | Muon:
+    """The optimiser, likewise."""
+    assert not isinstance(config.optim, Sgd)
+    return config.optim
 
 
 def shard_ranks(parallel: Parallel, *, num_ranks: int) -> int:
@@ -101,7 +113,7 @@ def engine_config(
     shard = shard_ranks(config.parallel, num_ranks=num_ranks)
     return Engine.Config(
         model_spec=model_spec(
-            config.model,
+            language_model(config),
             padded_vocab=padded_vocab,
             gloo=config.site.device == "cpu",
             seed=config.seed,
@@ -113,7 +125,7 @@ def engine_config(
         metrics=NoMetrics.Config(disable_color_printing=True),
         loss=CrossEntropyLoss.Config(global_vocab_size=padded_vocab),
         lr_scheduler=PhaseLRs.Config(),
-        optimizer=optimizers(optim),
+        optimizer=optimizers(adaptive(config)),
         training=TrainingConfig(
             local_batch_size=optim.batch_windows // (num_ranks * optim.accumulate),
             global_batch_size=optim.batch_windows,

@@ -40,7 +40,7 @@ def files(folder: Path) -> list[str]:
 
 
 def outputs() -> list[str]:
-    return sorted(p.name for p in (paths.PROJECT / "outputs").iterdir())
+    return sorted(p.name for p in (paths.PROJECT / "outputs").glob("*"))
 
 
 def test_faults_end_in_sentences_exit_2_and_nothing_made(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_cfg_and_help_explain_faults_too(tmp_path: Path) -> None:
 def test_help_explains_the_program(tmp_path: Path) -> None:
     text = run("--help", cwd=tmp_path).stdout
     assert text.startswith("python -m pww.train [group=choice ...] [key=value ...] [-m]\n")
-    assert "site: local, lumi, snellius\n" in text
+    assert "site: local, lumi, slurm, snellius\n" in text
     assert "data/tokenizer: bpe, file\n" in text
     assert "  inner_steps: 100\n" in text
     assert "resume=auto" in text
@@ -182,7 +182,8 @@ def test_dry_at_lumi_shows_a_full_node_with_its_masks(tmp_path: Path) -> None:
     assert "--cpus-per-task=7 " in line
     assert "--kill-on-bad-exit=1 " in line
     assert "bash launch/site/lumi.sh singularity exec /scratch/project_1/" in line
-    assert re.search(r"-m pww\.worker \S+/outputs/\d{8}-\d{6}$", line)
+    assert line.endswith(' -m pww.worker "$run"')
+    assert re.search(r"^runs=\(\S+/outputs/\d{8}-\d{6}\)$", script, re.MULTILINE)
     assert "export NCCL_SOCKET_IFNAME=hsn\n" in script
     assert "export OMP_NUM_THREADS=7\n" in script
     assert said == (
@@ -255,13 +256,34 @@ def test_dry_says_which_run_would_go_on(tmp_path: Path) -> None:
     assert (folder / "config.yaml").read_bytes() == before
 
 
-def test_submitting_is_refused(tmp_path: Path) -> None:
-    result = run("site=lumi", cwd=tmp_path)
+def test_submitting_where_there_is_no_slurm(tmp_path: Path, monkeypatch) -> None:
+    """Never trains here instead; and nothing is made before it is known."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    words = ("site=lumi", "site.queue.account=project_1", f"run.root={tmp_path}/runs")
+    result = run(*words, cwd=tmp_path)
+    assert result.returncode == 1
+    assert result.stderr == (
+        "scontrol: not on PATH; submit on a login node of the site, or load its module\n"
+    )
+    assert files(tmp_path) == []
+
+
+def test_submitting_without_the_project_that_pays(tmp_path: Path) -> None:
+    result = run("site=lumi", f"run.root={tmp_path}/runs", cwd=tmp_path)
+    assert result.returncode == 2
+    assert re.match(r"site\.scratch=/scratch//\w+: has an empty part; give site\.queue\.account=…",
+                    result.stderr)  # fmt: skip
+    assert files(tmp_path) == []
+
+
+def test_a_sweep_over_a_queue_and_none_is_refused(tmp_path: Path) -> None:
+    result = run("site=snellius,local", f"run.root={tmp_path}/runs", "-m", cwd=tmp_path)
     assert result.returncode == 2
     assert result.stderr == (
-        "site=lumi: submitting to a queue is not part of this version; dry=true shows the script, "
-        "and site=local runs inside an allocation that you hold\n"
+        "site=snellius,local: the one has a queue and the other has none; start them with two "
+        "commands\n"
     )
+    assert files(tmp_path) == []
 
 
 def test_the_scripts_of_launch_are_shell() -> None:

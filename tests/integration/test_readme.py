@@ -170,6 +170,39 @@ def test_the_status_of_nobody_is_a_sentence(project: Project) -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_two_replicas_in_one_allocation(project: Project) -> None:
+    """Shorter than it stands there: two rounds of 20 steps."""
+    (command,) = [c for c in PYTHON if "diloco.replicas=" in c]
+    short = ["data.max_windows=640", "diloco.inner_steps=20", "metrics.wandb.mode=disabled"]
+    done = project.run(*words(command), *short, timeout_s=280)
+    assert done.returncode == 0, done.stderr
+    (run,) = [p for p in project.outputs.iterdir() if (p / "finished").exists()]
+    rows = list(read_json_lines(run / "metrics.jsonl"))
+    assert [row["contributors"] for row in rows if row["split"] == "outer"] == [2, 2]
+    losses = [row["loss"] for row in rows if row["split"] == "eval"]
+    assert losses[-1] < losses[0]  # type: ignore[operator]
+    done = project.run("-m", "pww.central", "audit", str(run))
+    assert done.returncode == 0, done.stdout
+    assert "lost 0, doubled 0" in done.stdout
+
+
+def test_images(project: Project) -> None:
+    """A few of them, where CIFAR-10 is; elsewhere what the command would do."""
+    (command,) = [c for c in PYTHON if "model=resnet18" in c]
+    short = ["dry=true"]
+    for folder in (os.environ.get("PWW_DATA", ""), ROOT / "data", ROOT / "../shared/data"):
+        if folder and Path(folder, "cifar10").is_dir():
+            project.env["PWW_DATA"] = str(Path(folder).resolve())
+            short = [
+                "data.max_images=32", "optim.batch_windows=16", "darl.block_windows=16",
+                "diloco.inner_steps=2", "evaluation.max_windows=16", "metrics.wandb.mode=disabled",
+            ]  # fmt: skip
+            break
+    done = project.run(*words(command), *short, timeout_s=280)
+    assert done.returncode == 0, done.stderr
+    assert "dry=true" in short or "accuracy" in done.stderr
+
+
 def test_every_command_was_tried() -> None:
     tried = [c for c in PYTHON if c == "python -m pww.train" or "pww.demo" in c or "--" in c]
     tried += [c for c in PYTHON if "dry=true" in c or "audit" in c or "tinyshakespeare" in c]
@@ -177,4 +210,5 @@ def test_every_command_was_tried() -> None:
     tried += [c for c in PYTHON if "central.roles=" in c]  # by test_split_roles.py
     tried += [c for c in PYTHON if re.search(r"central (init|add|revoke) ", c)]
     tried += [c for c in PYTHON if "pww.status" in c or "pww.data" in c]
+    tried += [c for c in PYTHON if "diloco.replicas=" in c or "model=resnet18" in c]
     assert set(tried) == set(PYTHON)

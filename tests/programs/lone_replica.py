@@ -33,6 +33,7 @@ from pww.lease.space import BlockSpace
 from pww.log import JsonLines, read_json_lines
 from pww.metrics import Metrics
 from pww.replica import loop
+from pww.replica.durable import Durable
 from pww.replica.outbox import Outbox
 from pww.replica.plan import PhasePlan
 from pww.replica.report import Report
@@ -251,10 +252,11 @@ class Lone:
     def train(self, *, clock: Clock = SystemClock(), overlap: bool = False) -> None:
         """THE loop, to its end; lets go of everything, whatever happens."""
         try:
-            loop.run(
-                self.ends.session, self.exchange, self.trainer, self.outbox, self.report,
+            hand = Durable(
+                self.ends.session, self.exchange, self.outbox, self.report,
                 plan=self.plan, ranks=self.ranks, clock=clock, overlap=overlap,
             )  # fmt: skip
+            loop.run(hand, self.trainer, self.report, plan=self.plan)
         finally:
             self.close()
 

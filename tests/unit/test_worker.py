@@ -37,7 +37,8 @@ def as_it_was(monkeypatch) -> Iterator[None]:
     root = logging.getLogger()
     handlers = list(root.handlers)
     levels = {name: logging.getLogger(name).level for name in ("", "pww", *QUIET)}
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    ours = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
+    before = {number: signal.getsignal(number) for number in ours}
     yield
     root.handlers[:] = handlers
     for name, level in levels.items():
@@ -95,13 +96,15 @@ class Counted(ClosedForm):
 class Interrupted(Counted):
     """Asked to stop (Ctrl-C) in the middle of its third phase."""
 
+    number = signal.SIGINT
+
     def run(self, windows, **told):
         if self.step >= 8:
             on_step = told["on_step"]
 
             def step(**row) -> None:
                 on_step(**row)
-                os.kill(os.getpid(), signal.SIGINT)
+                os.kill(os.getpid(), self.number)
 
             told["on_step"] = step
         return super().run(windows, **told)
@@ -174,7 +177,7 @@ def test_a_second_rank_needs_no_text(make_run, tokenised: Path, monkeypatch) -> 
         got.append(corpus)
         raise Stopped("enough is known")
 
-    monkeypatch.setattr("pww.trainer.ranks.Ranks", Second)
+    monkeypatch.setattr("pww.replica.groups.Ranks", Second)
     (tokenised / "data").rename(tokenised / "elsewhere")
     try:
         assert worker.main([str(run)], engine=engine) == Stopped.exit_code
@@ -205,6 +208,38 @@ def test_an_interrupted_run_says_how_to_go_on_and_does(make_run, capsys) -> None
 def test_it_wants_the_folder_of_a_run(argv: list[str], capsys) -> None:
     assert worker.main(argv) == 2
     assert capsys.readouterr().err.startswith("usage: python -m pww.worker RUN")
+
+
+class OutOfTime(Interrupted):
+    """Told by the queue that the job's time is nearly over."""
+
+    number = signal.SIGUSR2
+
+
+def test_a_stop_that_the_queue_asked_for_leaves_a_marker(make_run) -> None:
+    run = make_run()
+    assert worker.main([str(run)], engine=OutOfTime) == 130
+    assert (run / "requeue").exists()
+    leave_group()
+    (run / "requeue").unlink()  # as the batch script does
+    assert worker.main([str(run)], engine=Interrupted) == 130
+    assert not (run / "requeue").exists(), "a person's wish is no reason to go on"
+
+
+def test_a_place_that_is_none_is_said(make_run, monkeypatch, capsys) -> None:
+    monkeypatch.setenv("RANK", "first")
+    monkeypatch.setattr(worker, "die_with_parent", lambda: None)
+    assert worker.main([str(make_run())], engine=Counted) == 1
+    assert "RANK=first: must be a whole number" in capsys.readouterr().err
+    assert Counted.made == []
+
+
+def test_a_run_of_more_ranks_is_not_trained_by_one(make_run, capsys) -> None:
+    run = make_run("parallel.ranks=2")
+    assert worker.main([str(run)], engine=Counted) == 1
+    text = capsys.readouterr().err
+    assert "this process was started alone, and the run has parallel.ranks=2" in text
+    assert Counted.made == []
 
 
 def test_a_damaged_configuration_is_told_with_every_fault(make_run, capsys) -> None:

@@ -16,21 +16,32 @@ from pww.config.schema.codec import (
     RandomKCodec,
     TopKCodec,
 )
-from pww.config.schema.data import BpeTokenizer, Data, FileTokenizer
+from pww.config.schema.data import BpeTokenizer, Data, FileTokenizer, Images
 from pww.config.schema.model import (
     AdamW,
     CustomModel,
     HfModel,
+    ImageModel,
     InnerOptim,
+    LanguageModel,
     Model,
     Muon,
     Optim,
     Parallel,
-    Schedule,
+    Sgd,
     ShippedModel,
 )
 from pww.config.schema.outer import Darl, Diloco, Outer, Transport
-from pww.config.schema.run import Checkpoint, Config, Evaluation, EvaluationSet, Metrics, Run, Wandb
+from pww.config.schema.run import (
+    Checkpoint,
+    Config,
+    Evaluation,
+    EvaluationSet,
+    Launcher,
+    Metrics,
+    Run,
+    Wandb,
+)
 from pww.config.schema.site import InPlace, Partition, Site, Slurm
 
 __all__ = [
@@ -53,9 +64,13 @@ __all__ = [
     "FileTokenizer",
     "Fraction",
     "HfModel",
+    "ImageModel",
+    "Images",
     "InPlace",
     "InnerOptim",
     "Keep",
+    "LanguageModel",
+    "Launcher",
     "LossyCodec",
     "Metrics",
     "Model",
@@ -71,10 +86,10 @@ __all__ = [
     "Rate",
     "Role",
     "Run",
-    "Schedule",
     "Seconds",
     "Section",
     "Security",
+    "Sgd",
     "ShippedModel",
     "Site",
     "Slurm",

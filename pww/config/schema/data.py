@@ -1,4 +1,4 @@
-"""A corpus of text and its tokenizer."""
+"""A corpus of text and its tokenizer, or images with labels."""
 
 from typing import Annotated, Literal
 
@@ -40,3 +40,15 @@ class Data(Section):
     held_out: Annotated[float, Field(ge=0, lt=0.5)]
     max_windows: Annotated[int, Field(ge=0)]  # 0: all
     workers: Annotated[int, Field(ge=0, le=1024)]  # processes that tokenise; 0: as large as it is
+
+
+class Images(Section):
+    """Images with labels, from local files."""
+
+    name: Name
+    kind: Literal["digits", "cifar10"]
+    roots: Annotated[tuple[str, ...], Field(strict=False)]  # folders with a `cifar10` in them
+    # what accuracy is measured on: a part of the training images, or the test set
+    measure: Literal["held_out", "test", "lossy_test"]
+    held_out_every: Annotated[int, Field(ge=2)]  # every n-th training image is held out
+    max_images: Annotated[int, Field(ge=0)]  # that are trained on; 0: all

@@ -52,7 +52,32 @@ class HfModel(Section):
     dtype: Literal["fp32", "bf16"]
 
 
-Model = Annotated[CustomModel | ShippedModel | HfModel, Field(discriminator="kind")]
+class ImageModel(Section):
+    """A ResNet for small images."""
+
+    kind: Literal["resnet"]
+    name: Name
+    layers: Literal["small", "18", "34", "50"]
+    dtype: Literal["fp32", "bf16"]
+
+    @property
+    def seq_len(self) -> int:
+        """An image is a window with one target."""
+        return 1
+
+    @property
+    def vocab_multiple(self) -> int:
+        """There is no vocabulary."""
+        return 1
+
+    @property
+    def tie_embeddings(self) -> bool:
+        """There are none."""
+        return False
+
+
+LanguageModel = CustomModel | ShippedModel | HfModel
+Model = Annotated[LanguageModel | ImageModel, Field(discriminator="kind")]
 
 
 class Parallel(Section):
@@ -65,24 +90,17 @@ class Parallel(Section):
     compile: bool
 
 
-class Schedule(Section):
-    """The learning rate and how it goes."""
+class Optim(Section):
+    """What every inner optimiser has: the batch, the schedule, the limit on gradients."""
 
     lr: Rate
+    weight_decay: Annotated[float, Field(ge=0)]
+    batch_windows: Positive  # windows a step of the whole replica
+    accumulate: Positive  # forward passes of a rank in one step
     warmup: Fraction  # share of the corpus over which the LR rises
     decay: Literal["cosine", "wsd", "constant"]
     decay_share: Fraction  # of the corpus, at its end, where wsd falls
     min_lr: Fraction  # of lr, at the end of the corpus
-
-
-class Optim(Schedule):
-    """What every inner optimiser has: the batch, the schedule, the limit on gradients."""
-
-    beta1: Decay
-    beta2: Decay
-    weight_decay: Annotated[float, Field(ge=0)]
-    batch_windows: Positive  # windows a step of the whole replica
-    accumulate: Positive  # forward passes of a rank in one step
     clip_norm: Rate
 
 
@@ -90,14 +108,25 @@ class AdamW(Optim):
     """Adam with decoupled weight decay, for every parameter."""
 
     name: Literal["adamw"]
+    beta1: Decay
+    beta2: Decay
 
 
 class Muon(Optim):
     """Orthogonalised momentum for the matrices of the layers, AdamW for everything else."""
 
     name: Literal["muon"]
+    beta1: Decay
+    beta2: Decay
     momentum: Decay
     newton_schulz: Annotated[int, Field(ge=1, le=20)]  # iterations of the orthogonalisation
 
 
-InnerOptim = Annotated[AdamW | Muon, Field(discriminator="name")]
+class Sgd(Optim):
+    """Gradient descent with Nesterov's momentum; weight decay is part of the gradient."""
+
+    name: Literal["sgd"]
+    momentum: Decay
+
+
+InnerOptim = Annotated[AdamW | Muon | Sgd, Field(discriminator="name")]

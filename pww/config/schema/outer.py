@@ -14,6 +14,8 @@ class Outer(Section):
     lr: Annotated[float, Field(gt=0, le=1e9)]  # far inside fp32, in which the step is made
     momentum: Annotated[float, Field(ge=0, lt=1)]
     solo_full_step: bool  # a round with one contributor has lr 1
+    # where the replicas of an allocation keep theta and momentum; older runs have no such key
+    device: Literal["model", "cpu"] = "model"
 
 
 class Diloco(Section):
@@ -21,6 +23,7 @@ class Diloco(Section):
 
     replicas: Positive  # inside this allocation
     inner_steps: Positive  # H
+    recalibrate_bn: bool = False  # running statistics are estimated anew at theta, to evaluate it
     phase: Literal["fixed", "balanced"]  # H everywhere, or fewer steps where they take longer
     overlap: bool  # the next phase runs while a delta travels
     outer: Outer

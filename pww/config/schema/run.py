@@ -7,10 +7,11 @@ from pydantic import Field, StringConstraints
 from pww.config.schema.base import Name, Positive, Section
 from pww.config.schema.central import Central
 from pww.config.schema.codec import Codec
-from pww.config.schema.data import Data, DataKind
+from pww.config.schema.data import Data, DataKind, Images
 from pww.config.schema.model import InnerOptim, Model, Parallel
 from pww.config.schema.outer import Darl, Diloco, Transport
 from pww.config.schema.site import Site
+from pww.errors import ConfigError
 
 
 class Run(Section):
@@ -68,6 +69,13 @@ class Checkpoint(Section):
     keep: Annotated[int, Field(ge=2)]  # complete checkpoints that stay on disk
 
 
+class Launcher(Section):
+    """What becomes of a job at a site with a queue."""
+
+    wait: bool
+    requeues: Annotated[int, Field(ge=0, le=1000)]
+
+
 class Config(Section):
     """One run, complete: what every process of it reads."""
 
@@ -82,13 +90,30 @@ class Config(Section):
     diloco: Diloco
     darl: Darl
     transport: Transport
-    data: Data
+    data: Annotated[Data | Images, Field(discriminator="kind")]
     optim: InnerOptim
     codec: Codec
     evaluation: Evaluation
     metrics: Metrics
     checkpoint: Checkpoint
+    launcher: Launcher
     central: Central
+
+    @property
+    def text(self) -> Data:
+        """The corpus of text.
+
+        Raises:
+            ConfigError: the data are images.
+        """
+        if isinstance(self.data, Images):
+            raise ConfigError(
+                [
+                    f"data={self.data.name}: are images, which only pww.train reads; there is "
+                    "nothing to tokenise, and no central for them"
+                ]
+            )
+        return self.data
 
     @property
     def replica_id(self) -> str:

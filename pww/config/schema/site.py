@@ -21,6 +21,7 @@ class Partition(Section):
     whole_nodes: bool  # nothing less than a node
     own_memory: bool  # memory comes with the GPUs; asking for all of the node's is refused
     max_hours: Annotated[float, Field(gt=0)]
+    short_hours: Annotated[float, Field(ge=0)]  # jobs of at most this start much sooner; 0: none do
     device_kind: DeviceKind
     peak_tflops: Rate
 
@@ -43,7 +44,7 @@ class Slurm(Section):
     distribution: str
     exclusive: bool
     signal_s: Positive  # the job is told to stop this long before its limit
-    partitions: dict[str, Partition]
+    partitions: dict[str, Partition]  # {}: nothing is known of them, any may be named
     setup: Annotated[tuple[str, ...], Field(strict=False)]  # lines of shell before srun
     python: str  # interpreter, with its container prefix if any
 
@@ -71,4 +72,9 @@ class Site(Section):
         tuple[str, ...], Field(strict=False)
     ]  # one hex mask a local rank; full nodes
     interface: str  # network interface prefix for collectives, "" to let the library find it
+    scratch: Annotated[
+        str,
+        StringConstraints(pattern=r"^(none|/.*)$"),
+        Field(description="none, or an absolute folder"),
+    ]
     queue: Annotated[Slurm | InPlace, Field(discriminator="kind")]

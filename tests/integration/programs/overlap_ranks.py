@@ -18,6 +18,7 @@ from pww.codec import codec_named
 from pww.connect import Ends, Start, connect
 from pww.lease.space import BlockSpace
 from pww.replica import loop
+from pww.replica.durable import Durable
 from pww.replica.outbox import Outbox
 from pww.replica.plan import PhasePlan
 from pww.replica.report import Report
@@ -78,11 +79,12 @@ def main() -> None:
     built: list[Ends] = []
     ranks.share(lambda: built.append(connect(config, run, start, clock=clock, stop=ranks.asked)))
     plan = PhasePlan.of(config, SPACE)
-    loop.run(
-        cast("Any", built and built[0].session), cast("Any", built and built[0].exchange), trainer,
-        outbox, Report(run, metrics=None, outbox=outbox, plan=plan, every_rounds=1, clock=clock),
-        plan=plan, ranks=ranks, clock=clock, overlap=True,
+    report = Report(run, metrics=None, outbox=outbox, plan=plan, every_rounds=1, clock=clock)
+    hand = Durable(
+        cast("Any", built and built[0].session), cast("Any", built and built[0].exchange),
+        outbox, report, plan=plan, ranks=ranks, clock=clock, overlap=True,
     )  # fmt: skip
+    loop.run(hand, trainer, report, plan=plan)
     outbox.close()
     for ends in built:
         ends.close(())

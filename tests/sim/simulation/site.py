@@ -20,6 +20,7 @@ from pww.errors import PwwError, Refused, Stopped
 from pww.folder import write_durably
 from pww.replica import loop
 from pww.replica import outbox as pww_outbox
+from pww.replica.durable import Durable
 from pww.replica.federated import FederatedExchange
 from pww.replica.outbox import Entry, Outbox
 from pww.replica.session import Session
@@ -253,10 +254,12 @@ class Site:
                 stop=self.ranks.asked,
                 reregister=session.reregister, check=session.check,
             )  # fmt: skip
-            loop.run(
-                session, exchange, trainer, outbox, Quiet(), plan=plan, ranks=self.ranks,
+            report = Quiet()
+            hand = Durable(
+                session, exchange, outbox, report, plan=plan, ranks=self.ranks,
                 clock=self.clock, overlap=config.diloco.overlap,
             )  # fmt: skip
+            loop.run(hand, trainer, report, plan=plan)
             self.books.finished(self.replica)
             write_durably(self.folder / "finished", b"finished\n")
         finally:

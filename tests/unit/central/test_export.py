@@ -136,6 +136,12 @@ def test_a_full_disk_leaves_no_folder_that_looks_complete(tmp_path: Path, monkey
     assert (folder / CONFIG).exists()
 
 
+def test_a_resnet_is_not_exported() -> None:
+    model = compose(["model=resnet18"]).model
+    with pytest.raises(StateError, match=r"model=resnet18 cannot be exported: .*theta is here\.x"):
+        exporting._kind(model, Path("here.x"), None)
+
+
 def test_a_damaged_theta_is_named(tmp_path: Path) -> None:
     theta = theta_in(tmp_path)
     theta.write_bytes(theta.read_bytes()[:-1])

@@ -6,12 +6,12 @@ from pww.config.load import compose
 from pww.errors import ConfigError
 
 GROUPS = (
-    "central, checkpoint, codec, darl, data, diloco, dry, evaluation, metrics, model, optim, "
-    "parallel, replica, resume, run, seed, site, transport"
+    "central, checkpoint, codec, darl, data, diloco, dry, evaluation, launcher, metrics, model, "
+    "optim, parallel, replica, resume, run, seed, site, transport"
 )
 DILOCO = (
-    "grace, inner_steps, norm_clip, outer, overlap, phase, quorum, replicas, staleness_discount, "
-    "staleness_window"
+    "grace, inner_steps, norm_clip, outer, overlap, phase, quorum, recalibrate_bn, replicas, "
+    "staleness_discount, staleness_window"
 )
 
 
@@ -64,7 +64,7 @@ def test_words_that_hydra_refuses() -> None:
     )
     assert sorted(found) == sorted(
         [
-            "site=lmui: site is one of local, lumi, snellius; did you mean lumi?",
+            "site=lmui: site is one of local, lumi, slurm, snellius; did you mean lumi?",
             "audit: not an override; write key=value, or group=choice",
             "=3: not an override; write key=value, or group=choice",
             "run.root=[1: not an override; the value cannot be read; put text with special "

@@ -23,7 +23,8 @@ BASES: dict[str, dict[str, Any]] = {}
 
 def tree(site: str) -> dict[str, Any]:
     if site not in BASES:
-        BASES[site] = compose([f"site={site}"]).model_dump(mode="json")
+        told = ["site.queue.partition=gpu", "site.ranks_per_node=4"] if site == "slurm" else []
+        BASES[site] = compose([f"site={site}", *told]).model_dump(mode="json")
     return deepcopy(BASES[site])
 
 
@@ -42,7 +43,7 @@ def broken(keys: Mapping[str, object], *, site: str = "local") -> list[str]:
     return check(changed(site, keys))
 
 
-@pytest.mark.parametrize("site", ["local", "lumi", "snellius"])
+@pytest.mark.parametrize("site", ["local", "lumi", "snellius", "slurm"])
 def test_the_defaults_of_every_site_pass(site: str) -> None:
     assert broken({}, site=site) == []
 
@@ -151,10 +152,51 @@ CASES: list[tuple[dict[str, object], list[str]]] = [
         ],
     ),
     (
-        {"diloco.replicas": 2, **ranks(4)},
+        {"diloco.replicas": 2, "central.url": "http://127.0.0.1:29510", **ranks(4)},
         [
-            "diloco.replicas=2: one allocation runs one replica in this version; start replica=a "
-            "and replica=b against one central instead"
+            "diloco.replicas=2: replicas of one allocation take the outer step among themselves "
+            "and hand nothing to a central; leave central.url out, or start replica=a and "
+            "replica=b against it"
+        ],
+    ),
+    (
+        {"diloco.replicas": 2, "central.keep_deltas": True, **ranks(4)},
+        [
+            "central.keep_deltas=true: with diloco.replicas=2 deltas never leave their ranks; "
+            "leave it out"
+        ],
+    ),
+    ({"diloco.replicas": 2, "diloco.outer.device": "cpu", **ranks(4)}, []),
+    (
+        {"diloco.outer.device": "cpu"},
+        [
+            "diloco.outer.device=cpu: with diloco.replicas=1 theta and momentum are on the disk, "
+            "not on a device; leave it out"
+        ],
+    ),
+    # the windows of a step are the replica's: 2 of its ranks can share 2 of them, 4 cannot
+    ({"diloco.replicas": 4, **ranks(8), "optim.batch_windows": 2, "diloco.inner_steps": 8}, []),
+    (
+        {"diloco.replicas": 2, **ranks(8), "optim.batch_windows": 2, "diloco.inner_steps": 8},
+        [
+            "optim.batch_windows=2: must be a multiple of parallel.ranks=8 / diloco.replicas=2; "
+            "for example 4"
+        ],
+    ),
+    (
+        {"diloco.replicas": 2, "parallel.kind": "single", **ranks(2), "parallel.shard_ranks": 1},
+        [],
+    ),
+    (
+        {
+            "diloco.replicas": 4,
+            "parallel.kind": "hsdp",
+            **ranks(8),
+            "parallel.shard_ranks": 4,
+        },
+        [
+            "parallel.shard_ranks=4: must divide parallel.ranks=8 / diloco.replicas=4, so that "
+            "every copy is sharded alike; one of 1, 2"
         ],
     ),
     (
@@ -437,6 +479,11 @@ def at(site: str, **keys: object) -> dict[str, object]:
     return found
 
 
+# GCD 0..7 at cores 49, 57, 17, 25, 1, 9, 33, 41
+LUMI_MASKS = [
+    "0xfe000000000000", "0xfe00000000000000", "0xfe0000", "0xfe000000", "0xfe", "0xfe00",
+    "0xfe00000000", "0xfe0000000000",
+]  # fmt: skip
 SITE_CASES: list[tuple[str, dict[str, object], list[str]]] = [
     ("snellius", {"num_nodes": 2}, []),
     ("snellius", {"ranks_per_node": 1}, []),
@@ -482,7 +529,57 @@ SITE_CASES: list[tuple[str, dict[str, object], list[str]]] = [
         {"queue_time": "5-00:00:01"},
         ["site.queue.time=5-00:00:01: gpu_h100 ends a job after 120 h; give at most that"],
     ),
-    ("snellius", {"queue_time": "120:00:00"}, []),
+    (
+        "snellius",
+        {"queue_time": "01:00:01"},
+        [
+            "site.queue.time=01:00:01: model=qwen3_debug is for trying things, and gpu_h100 starts "
+            "jobs of at most 1 h much sooner; give at most that"
+        ],
+    ),
+    (
+        "snellius",
+        {"queue_memory": "0G"},
+        ['site.queue.memory=0G: gpu_h100 gives memory with the GPUs; use site.queue.memory=""'],
+    ),
+    (
+        "snellius",
+        {"queue_setup": ["module purge", "export MASTER_PORT=29500"]},
+        [
+            "site.queue.setup[1]=export MASTER_PORT=29500: two jobs of one user can land on one "
+            "node, so the port of the ranks is derived from the job's id; leave MASTER_PORT out"
+        ],
+    ),
+    (
+        "snellius",
+        {"queue_setup": ["pip install pww"], "queue_python": "singularity  exec x.sif python"},
+        [
+            "site.queue.setup[0]=pip install pww: pip install in a job: downloads happen on login "
+            "nodes only; do it there, once, before submitting"
+        ],
+    ),
+    ("lumi", {"queue_time": "03:00:00"}, []),
+    (
+        "lumi",
+        {"cores_per_rank": 8},
+        [
+            "site.cores_per_rank=8: dev-g gives 7 cores with a GPU; leave site.cores_per_rank out",
+            "site.cores_per_rank=8: 8 ranks want 64 cores of a node, site.node_cores=56",
+            *(
+                f"site.cpu_masks[{gcd}]={mask}: 7 cores, but site.cores_per_rank=8"
+                for gcd, mask in enumerate(LUMI_MASKS)
+            ),
+        ],
+    ),
+    ("slurm", {"num_nodes": 3, "queue_time": "999:00:00"}, []),
+    (
+        "slurm",
+        {"queue_node_gpus": 8, "queue_exclusive": True},
+        [
+            "site.queue.exclusive=true: would take and bill the whole node for 4 of 8 GPUs; use "
+            "site.queue.exclusive=false"
+        ],
+    ),
     (
         "snellius",
         {"queue_time": "00:02:00"},
@@ -525,6 +622,28 @@ SITE_CASES: list[tuple[str, dict[str, object], list[str]]] = [
 @pytest.mark.parametrize(("site", "keys", "sentences"), SITE_CASES)
 def test_a_machines_rule(site: str, keys: dict[str, object], sentences: list[str]) -> None:
     assert broken(at(site, **keys), site=site) == sentences
+
+
+def test_a_long_job_of_a_real_model_may_be_long() -> None:
+    keys = {"site.queue.time": "120:00:00", "model.name": "qwen3_0.6b"}
+    assert broken(keys, site="snellius") == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "wget https://example.org/x", "curl -O https://example.org/x", "uv pip install pww",
+        "conda env create", "git clone x", "apptainer build a b", "hf download gpt2",
+    ],
+)  # fmt: skip
+def test_no_line_of_a_job_downloads(line: str) -> None:
+    (sentence,) = broken({"site.queue.setup": [line]}, site="slurm")
+    assert "downloads happen on login nodes only" in sentence
+
+
+@pytest.mark.parametrize("line", ["module load git/2.45", "source curled.sh", "pip check"])
+def test_other_lines_pass(line: str) -> None:
+    assert broken({"site.queue.setup": [line]}, site="slurm") == []
 
 
 def test_gpus_are_one_a_rank() -> None:

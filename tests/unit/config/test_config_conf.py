@@ -42,6 +42,10 @@ def test_every_key_has_a_comment(name: str) -> None:
         assert explained or in_help or in_table or in_hydra, f"{name}:{number + 1}: {line}"
 
 
+GENERIC = ([], ["site.queue.partition=gpu", "site.ranks_per_node=4"])
+"""What the generic site has to be told, and is enough for it."""
+
+
 def choices(group: str) -> list[str]:
     return sorted(p.stem for p in (CONF / group).glob("*.yaml"))
 
@@ -50,13 +54,15 @@ def choices(group: str) -> list[str]:
     ("group", "choice"), [(g, c) for g in GROUPS for c in choices(g)], ids=lambda x: str(x)
 )
 def test_every_choice_composes(group: str, choice: str) -> None:
-    compose([f"{group}={choice}"])
+    images = {"digits": ["model=resnet_digits"], "cifar10": ["model=resnet18"]}
+    with_it = images.get(choice, []) if group == "data" else GENERIC[choice == "slurm"]
+    compose([f"{group}={choice}", *with_it])
 
 
 def test_the_groups_exist() -> None:
     for group in ("site", "model", "parallel", "diloco", "darl", "transport", "data", "optim"):
         assert choices(group)
-    assert choices("site") == ["local", "lumi", "snellius"]
+    assert choices("site") == ["local", "lumi", "slurm", "snellius"]
     assert choices("hydra/launcher") == ["slurm"]
 
 
@@ -84,6 +90,40 @@ def test_partition_and_cores_travel_together(partition: str, cores: int, node: i
     assert site.queue.kind == "slurm"
     assert site.queue.memory == ""
     assert site.queue.time == "01:00:00"
+
+
+def test_the_generic_site_asks_for_its_two_facts() -> None:
+    with pytest.raises(ConfigError) as refused:
+        compose(["site=slurm"])
+    assert list(refused.value.faults) == [
+        "site.ranks_per_node: has no value yet; give site.ranks_per_node=…",
+        "site.queue.partition: has no value yet; give site.queue.partition=…",
+    ]
+    config = compose(["site=slurm", *GENERIC[True], "site.num_nodes=2"])
+    assert config.site.queue.kind == "slurm"
+    assert (config.parallel.ranks, config.site.queue.gpus_per_node) == (8, 4)
+    assert config.site.queue.partition == "gpu"
+
+
+def test_a_site_does_not_change_the_batch() -> None:
+    sites = (["site=lumi"], ["site=snellius"], ["site=slurm", *GENERIC[True]])
+    batches = {compose([*site, "model=qwen3_0.6b"]).optim.batch_windows for site in sites}
+    assert batches == {32}
+
+
+def test_a_time_without_quotes_is_never_a_number_of_seconds(tmp_path: Path) -> None:
+    run = tmp_path / "config.yaml"
+    values = compose(["site=snellius"]).model_dump(mode="json")
+    text = yaml.safe_dump(values).replace("time: 01:00:00", "time: 12:30:00")
+    run.write_text(text.replace("time: '01:00:00'", "time: 12:30:00"))
+    assert "time: 12:30:00\n" in run.read_text()
+    with pytest.raises(ConfigError) as refused:
+        read_config(run)
+    (sentence,) = refused.value.faults
+    assert "site.queue.time=45000: [days-]hours:minutes:seconds, in quotes" in sentence
+    site = compose(["site=lumi", "site.queue.time=2:30:00"]).site
+    assert site.queue.kind == "slurm"
+    assert site.queue.time == "2:30:00"
 
 
 def test_the_ranks_follow_the_nodes() -> None:

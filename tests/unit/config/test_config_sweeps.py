@@ -27,7 +27,7 @@ def test_one_bad_job_refuses_the_sweep() -> None:
     assert sorted(caught.value.faults) == sorted(
         [
             "optim.batch_windows=8: must be a multiple of parallel.ranks=3; for example 9",
-            "data=foo: data is one of c4, gutenberg, jsonl, parquet, pydocs, text, "
+            "data=foo: data is one of c4, cifar10, digits, gutenberg, jsonl, parquet, pydocs, text, "
             "tinyshakespeare, wikitext2",
         ]
     )
@@ -43,33 +43,30 @@ def test_an_interval_cannot_be_swept() -> None:
 
 
 def test_a_launcher_that_does_not_fit_the_site() -> None:
+    """Where jobs go is said by the site alone."""
+    said = {
+        ("hydra/launcher=slurm",): "slurm: site=local has no queue; leave it out",
+        ("hydra/launcher=submitit_local",): (
+            "submitit_local: jobs at site=local run here, one after another; leave it out"
+        ),
+        ("hydra/launcher=submitit_slurm", "site=snellius"): (
+            "submitit_slurm: jobs at site=snellius run in the queue; leave it out"
+        ),
+    }
+    for words, sentence in said.items():
+        with pytest.raises(ConfigError) as caught:
+            prepare(words, multirun=True)
+        assert caught.value.faults == (f"hydra/launcher={sentence}",)
+    assert prepare(["hydra/launcher=slurm", "site=snellius"], multirun=True).sweeper == "basic"
+
+
+def test_a_sweeper_that_chooses_its_jobs_is_checked_by_the_words_that_are_fixed() -> None:
+    words = ["hydra/sweeper=basic", "optim.lr=interval(0,1)"]
+    with pytest.raises(ConfigError, match="cannot be enumerated"):
+        prepare(words, multirun=True)
     with pytest.raises(ConfigError) as caught:
-        prepare(["hydra/launcher=slurm"], multirun=True)
-    assert caught.value.faults == (
-        "hydra/launcher=slurm: does not fit site=local (Interpolation key 'site.queue.partition' "
-        "not found); leave it out",
-    )
-
-
-def test_the_slurm_launcher_is_told_what_the_site_says() -> None:
-    from omegaconf import OmegaConf
-
-    from pww.config.compose import composer
-
-    for site in ("lumi", "snellius"):
-        with composer(Source()) as hydra:
-            tree = hydra.compose([f"site={site}", "hydra/launcher=slurm", "site.num_nodes=2"])
-            told = OmegaConf.to_container(tree.hydra.launcher, resolve=True)
-        config = prepare([f"site={site}", "site.num_nodes=2", "optim.batch_windows=32"]).configs[0]
-        queue = config.site.queue
-        assert queue.kind == "slurm"
-        assert isinstance(told, dict)
-        assert told["partition"] == queue.partition
-        assert told["nodes"] == 2
-        assert told["tasks_per_node"] == told["gpus_per_node"] == config.site.ranks_per_node
-        assert told["cpus_per_task"] == config.site.cores_per_rank
-        assert told["setup"] == list(queue.setup)
-        assert told["additional_parameters"] == {"time": queue.time}
+        prepare(["hydra/sweeper=optuna", "seed=1"], multirun=True)
+    assert "hydra/sweeper=optuna: hydra/sweeper is one of" in caught.value.faults[0]
 
 
 def test_a_programs_defaults_are_beaten_by_the_command_line() -> None:
@@ -187,7 +184,8 @@ def test_an_unknown_key_and_a_wrong_value_in_a_file(tmp_path: Path) -> None:
     assert caught.value.faults == (
         "diloco.grace=much: a number, 0 or more",
         "diloco.grase=0.1: no such key; diloco has grace, inner_steps, norm_clip, outer, overlap, "
-        "phase, quorum, replicas, staleness_discount, staleness_window; did you mean grace?",
+        "phase, quorum, recalibrate_bn, replicas, staleness_discount, staleness_window; did "
+        "you mean grace?",
     )
 
 

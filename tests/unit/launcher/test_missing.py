@@ -1,6 +1,7 @@
 """`dry=true` names what a run would miss later: text, tokenizers, configurations, keys."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,20 @@ def test_nothing_is_missing(roots: str, tmp_path: Path) -> None:
     sets = "evaluation.sets=[{name: own, kind: text, files: [own.txt]}]"
     for model in ("model=hf/gpt2", f"model=hf/folder model.config={tmp_path / 'folder'}"):
         assert told(roots, sets, *model.split()) == []
+
+
+def test_images_are_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["model=resnet18", f"data.roots=[{tmp_path}]"]
+    (far,) = missing(compose(words), ManualClock())
+    assert far.startswith(
+        f"no folder cifar10 (data.kind) in any of data.roots; looked for {tmp_path}"
+    )
+    (tmp_path / "cifar10").mkdir()
+    assert missing(compose(words), ManualClock()) == []
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "sklearn", raising=False)
+    (digits,) = missing(compose(["model=resnet_digits"]), ManualClock())
+    assert digits.startswith("data=digits needs the images that scikit-learn brings")
 
 
 def test_text_and_tokenizers_are_looked_for(roots: str, tmp_path: Path) -> None:

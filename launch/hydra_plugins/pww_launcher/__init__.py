@@ -1,0 +1,1 @@
+"""Hydra's launcher for sites with a queue; no part of `pww`, which Hydra would not look into."""

@@ -1,0 +1,61 @@
+"""Running statistics of BatchNorm: the same on all ranks of a replica, or estimated anew."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from pww.trainer.ranks import Ranks
+from pww.trainer.shards import buffers
+
+
+@torch.no_grad()
+def agreed_buffers(model: nn.Module, *, ranks: Ranks) -> None:
+    """Collective: floats become the ranks' mean, in fp64 and rounded once, integers the largest.
+
+    Each rank has seen its own part of every batch.
+    """
+    if ranks.group is None:
+        return
+    for _, buffer in buffers(model):
+        if buffer.is_floating_point():
+            total = buffer.double().cpu()
+            dist.all_reduce(total, group=ranks.group)
+            buffer.copy_(total / ranks.world)
+        else:
+            most = buffer.cpu()
+            dist.all_reduce(most, op=dist.ReduceOp.MAX, group=ranks.group)
+            buffer.copy_(most)
+
+
+@contextmanager
+def recalibrated(
+    model: nn.Module, batches: Iterable[torch.Tensor], *, ranks: Ranks
+) -> Iterator[None]:
+    """Collective: inside, statistics are the plain means over `batches` at the present weights.
+
+    Afterwards they are what they were. Every rank brings as many batches.
+    """
+    norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    kept = [buffer.clone() for _, buffer in buffers(model)]
+    momenta = [norm.momentum for norm in norms]
+    was = model.training
+    try:
+        for norm in norms:
+            norm.reset_running_stats()
+            norm.momentum = None  # a plain mean over batches
+        model.train()
+        with torch.no_grad():
+            for batch in batches:
+                model(batch)
+        agreed_buffers(model, ranks=ranks)
+        yield
+    finally:
+        for norm, momentum in zip(norms, momenta, strict=True):
+            norm.momentum = momentum
+        with torch.no_grad():
+            for (_, buffer), before in zip(buffers(model), kept, strict=True):
+                buffer.copy_(before)
+        model.train(was)

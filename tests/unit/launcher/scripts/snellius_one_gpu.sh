@@ -1,0 +1,50 @@
+#!/bin/bash
+
+# Parameters
+#SBATCH --cpus-per-task=16
+#SBATCH --gpus-per-node=1
+#SBATCH --job-name=pww-0123
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=1
+#SBATCH --open-mode=append
+#SBATCH --output=/runs/0123/slurm/%j_batch.log
+#SBATCH --partition=gpu_h100
+#SBATCH --requeue
+#SBATCH --signal=USR2@120
+#SBATCH --time=01:00:00
+
+# setup
+runs=(/runs/0123)
+run="${runs[${SLURM_ARRAY_TASK_ID:-0}]}"
+job=${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}
+mkdir -p "$run/slurm" && exec >>"$run/slurm/${job}_batch.log" 2>&1
+rm -f "$run/requeue"
+code=/runs/code/0f
+if [ ! -f "$code/pww/worker.py" ]; then
+  echo "$code: the code that was submitted is gone; submit again: resume=$run" >&2
+  exit 1
+fi
+cd /clone || exit 1
+export PYTHONSAFEPATH=1 PYTHONPATH="$code${PYTHONPATH:+:$PYTHONPATH}"
+export OMP_NUM_THREADS=16
+export HF_HUB_OFFLINE=1
+module purge
+source launch/site/snellius.sh
+
+# command
+export SUBMITIT_EXECUTOR=slurm
+srun --unbuffered --open-mode=append --output="$run/slurm/${job}_%t.log" --cpus-per-task=16 --cpu-bind=cores --distribution=block:block --kill-on-bad-exit=1 $HOME/venvs/pww/bin/python -m pww.worker "$run"
+
+
+# teardown
+status=$?
+if [ -e "$run/requeue" ]; then
+  if [ "${SLURM_RESTART_COUNT:-0}" -ge 20 ]; then
+    echo "stopped in time, and queued again 20 times already (launcher.requeues); go on with: resume=$run"
+  elif scontrol requeue "$job"; then
+    exit 0
+  else
+    echo "stopped in time, but not queued again; go on with: resume=$run"
+  fi
+fi
+exit $status
