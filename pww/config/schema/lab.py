@@ -6,7 +6,7 @@ from pydantic import Field
 
 from pww.config.schema.base import Decay, Fraction, Name, Positive, Rate, Section
 from pww.config.schema.codec import Codec
-from pww.config.schema.model import Schedule
+from pww.config.schema.model import AdamW, Sgd
 from pww.config.schema.outer import Outer
 
 Share = Annotated[float, Field(gt=0, le=1)]
@@ -44,30 +44,23 @@ class CharLm(Section):
     split: Literal["iid", "author"]  # what a worker's text is
 
 
-Task = CharLm
+class Quadratic(Section):
+    """A noisy quadratic, worker by worker, in NumPy."""
+
+    kind: Literal["quadratic"]
+    curvature: Annotated[tuple[Rate, ...], Field(strict=False, min_length=1)]  # of each mode
+    noise: Annotated[float, Field(ge=0)]
+    start: float
+    chains: Positive
+    burn_in: Decay  # share of the rounds left out of the stationary loss
+    dither: Annotated[float, Field(ge=0)]  # step of a subtractive dither; 0: none
+    curvature_factors: Rates  # of each worker; []: 1 each
+    optima: Annotated[tuple[float, ...], Field(strict=False)]  # of each worker; []: 0 each
+    weights: Rates  # of each worker; []: equal
 
 
-class InnerAdamW(Schedule):
-    """AdamW."""
-
-    name: Literal["adamw"]
-    beta1: Decay
-    beta2: Decay
-    weight_decay: Annotated[float, Field(ge=0)]
-    batch_windows: Positive  # of each worker
-    clip_norm: Annotated[float, Field(ge=0)]  # 0: none
-
-
-class InnerSgd(Schedule):
-    """Plain gradient descent, or with momentum."""
-
-    name: Literal["sgd"]
-    momentum: Decay
-    batch_windows: Positive  # of each worker
-    clip_norm: Annotated[float, Field(ge=0)]  # 0: none
-
-
-Inner = Annotated[InnerAdamW | InnerSgd, Field(discriminator="name")]
+Task = Annotated[CharLm | Quadratic, Field(discriminator="kind")]
+LabOptim = Annotated[AdamW | Sgd, Field(discriminator="name")]
 
 
 class SyncMethod(Section):
@@ -207,7 +200,7 @@ class LabConfig(Section):
     task: Task
     method: Method
     diloco: LabDiloco | None = None  # of the methods that have an outer loop
-    inner: Inner
+    optim: LabOptim
     codec: Codec
     merge: Merge
     attack: AnyAttack
