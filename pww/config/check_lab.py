@@ -50,11 +50,7 @@ def codec_fits(config: LabConfig) -> Iterator[str]:
     elif kind in ("sync", "diloco"):
         yield from coarse(codec)
         method = config.method
-        if (
-            method.kind in ("sync", "diloco")
-            and method.feedback_decay != 1
-            and not codec.feedback
-        ):
+        if method.kind in ("sync", "diloco") and method.feedback_decay != 1 and not codec.feedback:
             yield (
                 f"method.feedback_decay={method.feedback_decay:g}: codec={codec.kind} keeps no "
                 "residual; use 1, or a codec with codec.feedback=true"
@@ -132,9 +128,7 @@ def merge_fits(config: LabConfig) -> Iterator[str]:
     """Enough workers for the rule, in every round."""
     merge, workers, method = config.merge, config.workers, config.method
     if merge.kind == "trimmed" and 2 * merge.trim >= workers:
-        yield (
-            f"merge.trim={merge.trim}: leaves nothing of workers={workers}; use less than half"
-        )
+        yield (f"merge.trim={merge.trim}: leaves nothing of workers={workers}; use less than half")
     if merge.kind == "krum" and workers < 2 * merge.attackers + 3:
         yield (
             f"merge.attackers={merge.attackers}: krum needs 2 f + 3 = {2 * merge.attackers + 3} "

@@ -126,7 +126,9 @@ class Composer:
         chosen = tree.hydra.runtime.choices["hydra/launcher"]
         if "site" not in tree:
             if chosen != "basic":
-                faults.add(f"hydra/launcher={chosen}: these jobs run here, one after another; leave it out")
+                faults.add(
+                    f"hydra/launcher={chosen}: these jobs run here, one after another; leave it out"
+                )
             return
         site, queued = tree.hydra.runtime.choices["site"], tree.site.queue.kind == "slurm"
         if chosen == "slurm" and not queued:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
     from omegaconf import DictConfig
 
+
 @dataclass(frozen=True, slots=True)
 class Shape:
     """What a tree of `conf/` is to be: its primary config, its schema and its rules."""

@@ -39,9 +39,7 @@ def shown(value: object) -> str:
     )
 
 
-def explain(
-    errors: "Sequence[ErrorDetails]", *, model: type[Section] = Config
-) -> Iterator[Fault]:
+def explain(errors: "Sequence[ErrorDetails]", *, model: type[Section] = Config) -> Iterator[Fault]:
     """One fault for each of pydantic's errors about a `model`."""
     book = _Book(model)
     for error in errors:

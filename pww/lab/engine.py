@@ -1,6 +1,6 @@
 """One run of the task charlm: M workers, step by step, all in one vectorised pass.
 
-    draw windows -> losses and gradients of all workers -> the method's step -> rows
+draw windows -> losses and gradients of all workers -> the method's step -> rows
 """
 
 import math
@@ -22,6 +22,8 @@ from pww.lab.stack import Stack, flat
 from pww.trainer.schedule import phase_lrs
 
 Row = dict[str, object]
+EVALUATED = 64
+"""Held-out windows evaluated at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +69,7 @@ class Engine:
             NotFiniteError: what would be exchanged is nan or inf.
         """
         windows = self._config.optim.batch_windows
-        tokens = self._streams.draw(
-            self._draws, windows=windows, length=self.size.context + 1
-        )
+        tokens = self._streams.draw(self._draws, windows=windows, length=self.size.context + 1)
         active = self.method.active()
         losses = charlm.losses(self.stack.params, tokens, size=self.size)
         self.stack.backward(losses)
@@ -83,13 +83,11 @@ class Engine:
         """The loss of theta on held-out text."""
         self._scratch.load(self.method.theta())
         with torch.no_grad():
-            parts = [
-                charlm.losses(self._scratch.params, part, size=self.size)
-                for part in self._held_out.split(64, dim=1)
-            ]
-            counts = [part.shape[1] for part in self._held_out.split(64, dim=1)]
-        total = sum(float(loss) * count for loss, count in zip(parts, counts, strict=True))
-        return total / sum(counts)
+            total = 0.0
+            for part in torch.split(self._held_out, EVALUATED, dim=1):
+                loss = charlm.losses(self._scratch.params, part, size=self.size)
+                total += float(loss) * part.shape[1]
+        return total / self._held_out.shape[1]
 
 
 def method_of(config: LabConfig, stack: Stack) -> Method:

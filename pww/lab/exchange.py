@@ -15,6 +15,7 @@ from pww.codec import codec_named
 from pww.config.schema.lab import LabConfig
 from pww.lab import traffic
 from pww.lab.attackers import attack_
+from pww.lab.coding import recoded
 from pww.lab.seeds import generator, seed_of
 from pww.lab.stack import Shapes, places
 from pww.outer.merge import merged
@@ -70,16 +71,16 @@ class Exchange:
         Raises:
             NotFiniteError: a value is nan or inf.
         """
-        found = torch.empty_like(rows)
         start = self._places[names[0]].start
-        for name in names:
-            shape, place = self._shapes[name], self._places[name]
-            columns = slice(place.start - start, place.stop - start)
-            for worker, row, out in zip(who, rows, found, strict=True):
-                seed = seed_of(self._seed, f"{worker} {round_}", name)
-                parts = self._codec.encode(row[columns].view(shape), seed=seed)
-                out[columns] = self._codec.decode(parts, shape).view(-1)
-        return found
+        here = {
+            name: slice(self._places[name].start - start, self._places[name].stop - start)
+            for name in names
+        }
+
+        def seed(row: int, name: str) -> int:
+            return seed_of(self._seed, f"{who[row]} {round_}", name)
+
+        return recoded(self._codec, rows, here, seed=seed)
 
     def merged(
         self, sent: torch.Tensor, *, shares: Sequence[float], names: Sequence[str], workers: int

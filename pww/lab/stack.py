@@ -1,7 +1,7 @@
 """The parameters of M workers in one matrix, a row each, and their gradients in another.
 
 Outer loops, codecs and merges see rows; the network sees the same memory as one stacked tensor a
-name. 
+name.
 """
 
 import math

@@ -53,9 +53,7 @@ def sparse_payload(size: int, *, kept: float, value_bytes: int, index_bytes: int
     return round(size * kept) * (value_bytes + index_bytes)
 
 
-def chunked_payload(
-    size: int, *, chunk: int, keep: int, value_bytes: int, index_bytes: int
-) -> int:
+def chunked_payload(size: int, *, chunk: int, keep: int, value_bytes: int, index_bytes: int) -> int:
     """Bytes of `keep` coefficients of each chunk, each with its place in it."""
     return -(-size // chunk) * keep * (value_bytes + index_bytes)
 

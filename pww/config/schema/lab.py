@@ -102,9 +102,7 @@ class DemoMethod(Section):
     momentum: Decay
 
 
-Method = Annotated[
-    SyncMethod | DilocoMethod | DgcMethod | DemoMethod, Field(discriminator="kind")
-]
+Method = Annotated[SyncMethod | DilocoMethod | DgcMethod | DemoMethod, Field(discriminator="kind")]
 
 
 class LabDiloco(Section):
@@ -154,9 +152,7 @@ class Krum(Section):
     attackers: Annotated[int, Field(ge=0)]  # expected at most
 
 
-Merge = Annotated[
-    Mean | Median | Trimmed | Clipped | Geometric | Krum, Field(discriminator="kind")
-]
+Merge = Annotated[Mean | Median | Trimmed | Clipped | Geometric | Krum, Field(discriminator="kind")]
 """How deltas become one."""
 
 

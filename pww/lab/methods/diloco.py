@@ -104,9 +104,7 @@ class Diloco:
         """What becomes of all workers' deltas, of whom `who` take part."""
         rows = self._exchange.corrupted(deltas)[list(who)]
         sent = self._exchange.fed_back(rows, round_=self.rounds, who=who, names=names)
-        return self._exchange.merged(
-            sent, shares=self._shares(who), names=names, workers=len(who)
-        )
+        return self._exchange.merged(sent, shares=self._shares(who), names=names, workers=len(who))
 
     def _shares(self, who: Sequence[int]) -> list[float]:
         """The mean's weights of those who take part."""
