@@ -5,9 +5,10 @@
 
 The rule says that what a compressor costs is proportional to its variance factor omega and that the
 interval only scales that cost. Both are linear but for their exponents, so that scipy searches
-these alone (variable projection), from several starts; the rest is a linear least-squares solution.
+these alone (variable projection), from the best of a grid; linear least squares gives the rest.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, assert_never
@@ -28,10 +29,11 @@ STEEPEST = 4.0
 _NUM_CONSTANTS: dict[Law, int] = {"rule": 3, "rival": 5}
 _EXPONENTS: dict[Law, tuple[str, ...]] = {"rule": ("b",), "rival": ("p", "q")}
 _MOST_DRAWS = 1000
-_STARTS: dict[Law, tuple[tuple[float, ...], ...]] = {
-    "rule": ((0.5,), (-0.5,), (1.5,)),
-    "rival": ((1.0, 0.5), (0.5, -0.5), (0.5, 1.0)),
+_GRID: dict[Law, tuple[FloatArray, ...]] = {
+    "rule": (np.linspace(-STEEPEST, STEEPEST, 17),),
+    "rival": (np.linspace(0.25, 3.25, 7), np.linspace(-1.75, 2.75, 10)),
 }
+"""Of each exponent; scipy starts at the best point. No q is 0, where its term is a constant."""
 _BOUNDS: dict[Law, tuple[tuple[float, ...], tuple[float, ...]]] = {
     "rule": ((-STEEPEST,), (STEEPEST,)),
     "rival": ((0.05, -STEEPEST), (STEEPEST, STEEPEST)),
@@ -171,7 +173,7 @@ def _columns(law: Law, exponents: FloatArray, omega: FloatArray, h: FloatArray) 
 
 
 def _fitted(cells: Sequence[Cell], law: Law) -> dict[str, float]:
-    """The best of the starts; exponents by scipy, the rest by linear least squares within."""
+    """From the best of a grid; exponents by scipy, the rest by linear least squares within."""
     omega = np.array([c.omega for c in cells])
     h = np.array([c.inner_steps for c in cells]) / H_UNIT
     loss = np.array([c.loss for c in cells])
@@ -182,11 +184,11 @@ def _fitted(cells: Sequence[Cell], law: Law) -> dict[str, float]:
         constants = np.linalg.lstsq(columns / size, loss, rcond=None)[0] / size
         return constants, columns @ constants - loss
 
-    tries = [
-        least_squares(lambda e: linear(e)[1], start, bounds=_BOUNDS[law], x_scale=1.0)
-        for start in _STARTS[law]
-    ]
-    best = min(tries, key=lambda tried: float(tried.cost)).x
+    def cost(exponents: FloatArray) -> float:
+        return float((linear(exponents)[1] ** 2).sum())
+
+    start = min((np.array(point) for point in itertools.product(*_GRID[law])), key=cost)
+    best = least_squares(lambda e: linear(e)[1], start, bounds=_BOUNDS[law]).x
     solved, _ = linear(best)
     named = {"L0": solved[0], "a": solved[1], _EXPONENTS[law][0]: best[0]}
     if law == "rival":

@@ -83,13 +83,13 @@ def run(
                 losses += now
                 position += sim.theta_CK
             if done % eval_every == 0 or done == rounds:
-                rows.append(_row(done, max(setting.steps), mean, tokens // chains))
+                rows.append(_row(done, setting.inner_steps, mean, tokens // chains))
     kept = rounds - first
     losses = np.full(chains, math.inf) if diverged else losses / kept
     position = np.full_like(position, math.nan) if diverged else position / kept
     return Outcome(
         rows=rows, loss=float(losses.mean()), losses=losses, position=position,
-        diverged=diverged, steps=done * max(setting.steps), tokens=tokens // chains,
+        diverged=diverged, steps=done * setting.inner_steps, tokens=tokens // chains,
     )  # fmt: skip
 
 
@@ -134,10 +134,10 @@ class _Simulation:
 
     def _inner_steps(self) -> FloatArray:
         """Each worker's delta after its own number of steps."""
-        setting, steps = self._setting, self._setting.steps
+        setting = self._setting
         x = np.repeat(self.theta_CK[:, None, :], setting.workers, axis=1)
         xi = np.empty_like(x)
-        for taken in range(max(steps)):
+        for taken in range(setting.inner_steps):
             self._generator.standard_normal(out=xi)
             gradient = self._curvature_MK * (x - self._optimum_M1) + setting.noise * xi
             if setting.worker_steps:

@@ -48,7 +48,7 @@ class Setting:
         divide: By the weights of those `present`, or by what is `expected` of all.
         curvature_factors: f_i of each worker.
         optima: c_i of each worker, the same in each mode.
-        worker_steps: H_i of each worker, instead of H.
+        worker_steps: H_i of each worker; H is the longest.
         weights: p_i of each worker in the mean; their sum is made 1.
         start: Where theta starts in every mode, away from the optimum.
 
@@ -175,7 +175,8 @@ class Setting:
              "divide=expected does nothing with participation 1; lower it or leave divide"),
             (bool(self.weights) and self.merge != "mean",
              f"weights do nothing with {merge}; take mean"),
-            (bool(self.worker_steps) and self.inner_steps not in self.worker_steps,
-             f"inner_steps {self.inner_steps} is none of worker_steps; give it one of them"),
+            (bool(self.worker_steps) and self.inner_steps != max(self.worker_steps, default=0),
+             f"inner_steps is {self.inner_steps}; it must be the longest of worker_steps, "
+             f"{max(self.worker_steps, default=0)}"),
         ]  # fmt: skip
         return [text for wrong, text in rules if wrong]

@@ -31,7 +31,9 @@ def unbiased_variance(
 
     Compression multiplies the noise by `1 + omega`, and at the same time brings the outer step
     nearer to its limit of stability, since the signal `s x` is compressed, too. In the source,
-    forms 5 and 7 write the bracket as `(2 - alpha s) - alpha s omega / N`: it is the same.
+    forms 5 and 7 write the bracket as `(2 - alpha s) - alpha s omega / N`: it is the same. Near
+    that limit theta has heavy tails, its fourth moment ends before its second does: a simulation
+    of finite length lies below the form more often than not, with an interval too narrow.
 
     Args:
         contraction: s of each mode.

@@ -35,7 +35,7 @@ def contraction(
     slow = q > 0.5
     taken = lr * np.broadcast_to(array(curvature), q.shape)
     by_logarithm = -np.expm1(steps * np.log1p(-np.where(slow, taken, 0.0)))
-    return np.where(slow, by_logarithm, 1.0 - np.power(q, steps))
+    return array(np.where(slow, by_logarithm, 1.0 - np.power(q, steps)))
 
 
 def inner_variance(
