@@ -48,7 +48,10 @@ def codec_fits(config: LabConfig) -> Iterator[str]:
     elif kind == "demo" and codec.kind != "dct":
         yield f"codec={codec.kind}: method=demo sends cosine coefficients; use codec=dct"
     elif kind in ("sync", "diloco"):
-        yield from coarse(codec)
+        if not (
+            codec.kind in ("int2", "sign", "topk", "dct") and codec.force
+        ):  # in a sweep it may be there for others
+            yield from coarse(codec)
         method = config.method
         if method.kind in ("sync", "diloco") and method.feedback_decay != 1 and not codec.feedback:
             yield (
@@ -184,7 +187,9 @@ def quadratic_fits(config: LabConfig) -> Iterator[str]:
     if config.attack.kind == "noise" and config.attack.coordinated:
         yield "attack.coordinated=true: task=quadratic knows independent noise only"
     if config.attack.kind == "sign_flip" and not config.attack.coordinated:
-        yield "attack.coordinated=false: task=quadratic knows a coordinated sign flip only; use true"
+        yield (
+            "attack.coordinated=false: task=quadratic knows a coordinated sign flip only; use true"
+        )
 
 
 Check = Callable[[LabConfig], Iterator[str]]

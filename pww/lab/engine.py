@@ -5,7 +5,6 @@ draw windows -> losses and gradients of all workers -> the method's step -> rows
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import assert_never
 
 import torch
@@ -17,24 +16,13 @@ from pww.lab.methods.base import Method
 from pww.lab.methods.diloco import Diloco
 from pww.lab.methods.eager import Eager
 from pww.lab.methods.sync import Demo, Dgc, Sync
+from pww.lab.outcome import Outcome, Row
 from pww.lab.seeds import generator
 from pww.lab.stack import Stack, flat
 from pww.trainer.schedule import phase_lrs
 
-Row = dict[str, object]
 EVALUATED = 64
 """Held-out windows evaluated at once."""
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What a run came to. `diverged`: a loss that is no number, or above that of the start."""
-
-    loss: float
-    diverged: bool
-    steps: int
-    tokens: int
-    bytes: dict[str, int]
 
 
 class Engine:
