@@ -8,11 +8,20 @@ from typing import Literal, TypeAlias, assert_never
 
 from pww.errors import LabError
 from pww.lab.report.cells import Cell, find
+from pww.lab.report.composition import composition, sentence
+from pww.lab.report.composition import measured as measured_cells
 from pww.lab.report.interval import Interval, interval
 from pww.lab.report.quantity import difference, measured, paired
 from pww.lab.report.tables import Table, number, with_bounds
 from pww.lab.report.verdict import judge
-from pww.lab.studies.recipe import Compared, ExcessRatio, Expected, Linear, Ordered
+from pww.lab.studies.recipe import (
+    Compared,
+    ExcessRatio,
+    Expected,
+    Linear,
+    Ordered,
+    RuleBeatsRival,
+)
 
 Answer: TypeAlias = Literal["yes", "no", "cannot say", "not run"]
 
@@ -69,6 +78,8 @@ def _checked(expected: Expected, cells: Sequence[Cell]) -> tuple[str, Answer, st
             return f"R² {with_bounds(of)}", *_answer(check.least, 1.0, of)
         case Ordered() as check:
             return ordered([find(cells, cell) for cell in check.cells])
+        case RuleBeatsRival():
+            return rule_beats_rival(cells)
         case other:
             assert_never(other)
 
@@ -137,6 +148,24 @@ def ordered(cells: Sequence[Cell]) -> tuple[str, Answer, str]:
     if unsure:
         return ours, "cannot say", f"too close: {'; '.join(unsure)}"
     return ours, "yes", ""
+
+
+def rule_beats_rival(cells: Sequence[Cell]) -> tuple[str, Answer, str]:
+    """Whether the rule's error on held-out cells is the smaller one, on average and mostly.
+
+    Raises:
+        LabError: the cells determine no fit, or are too few to hold some out.
+    """
+    runs = measured_cells(cells)
+    found = composition(runs) if runs else None
+    if found is None or found.compared is None:
+        why = "; ".join(found.why_not) if found is not None else ""
+        raise LabError(why or "too few cells that differ in omega and H to hold some out")
+    of = found.compared
+    mostly, better = of.rule_better > of.splits / 2, of.rule_error < of.rival_error
+    if mostly and better:
+        return sentence(of), "yes", ""
+    return sentence(of), "cannot say" if mostly or better else "no", ""
 
 
 def _answer(low: float, high: float, of: Interval) -> tuple[Answer, str]:

@@ -10,6 +10,14 @@ from pww.lab.log import seal_faults
 from pww.lab.predictions import written
 from pww.lab.report.agreement import Agreement, agreement, agreements
 from pww.lab.report.cells import Cell, cells_of, find, shown
+from pww.lab.report.composition import (
+    SHARE,
+    Composition,
+    composition,
+    constants,
+    measured,
+    sentence,
+)
 from pww.lab.report.figures import Drawing, figures
 from pww.lab.report.losses import claims, each_run, flat, losses, rates, traffic
 from pww.lab.report.notes import notes
@@ -108,6 +116,9 @@ def _text(
         parts.append(losses(cells, base).markdown())
         parts.append("## Bytes of one worker in a run\n")
         parts.append(traffic(cells).markdown())
+    if runs := measured(cells):
+        parts.append("## Composition: loss against omega and H\n")
+        parts += _composition(composition(runs))
     if (tried := rates(cells)).rows:
         parts.append("## Learning rates\n")
         parts.append(tried.markdown())
@@ -121,3 +132,17 @@ def _text(
         parts.append("## Figures\n")
         parts.append("".join(f"![{one}]({one}.svg)\n" for one in drawings))
     return "\n".join(parts)
+
+
+def _composition(found: Composition) -> list[str]:
+    """What both laws came to, or why they did not."""
+    parts = ["rule: L0 + a omega (H/16)^b. rival: L0 + a omega^p + c (H/16)^q.\n"]
+    if found.why_not:
+        parts.append("".join(f"- No fit: {one}\n" for one in found.why_not))
+    if found.fits:
+        parts.append(constants(found).markdown())
+    if found.compared is not None:
+        parts.append(
+            f"Error on held-out cells, fitted to {SHARE:.0%} of them: {sentence(found.compared)}.\n"
+        )
+    return parts

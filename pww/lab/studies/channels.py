@@ -2,7 +2,15 @@
 
 from math import inf
 
-from pww.lab.studies.recipe import Compared, ExcessRatio, Expected, Linear, Ordered, Recipe
+from pww.lab.studies.recipe import (
+    Compared,
+    ExcessRatio,
+    Expected,
+    Linear,
+    Ordered,
+    Recipe,
+    RuleBeatsRival,
+)
 
 RATES = "lab.tune.lr=[1e-3,3e-3,1e-2]"
 KEEPS = (2048, 1024, 512, 256)
@@ -213,4 +221,19 @@ FLOOR = Recipe(
     ),
 )  # fmt: skip
 
-RECIPES = (RANDOM_K, TOP_K, QUANTISERS, ATTACKS, FLOOR)
+COMPOSITION = Recipe(
+    name="composition",
+    about="Unbiased sparsification times the sync interval: does what it costs scale with H?",
+    common=("lab.seeds=3", "lab.steps=1920", "method=diloco", "diloco.inner_steps=4,8,16,32,64"),
+    lines=(("codec=fp32",), ("codec=randomk", "codec.keep=2048,1024,512,256")),
+    against="codec=fp32,H=16",
+    expected=(
+        Expected(
+            "loss = L0 + a omega (H/16)^b foretells held-out cells better than its rival",
+            "0.91 % against 1.72 %, better in 288 of 300 splits",
+            RuleBeatsRival(),
+        ),
+    ),
+)
+
+RECIPES = (RANDOM_K, COMPOSITION, TOP_K, QUANTISERS, ATTACKS, FLOOR)

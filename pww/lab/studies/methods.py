@@ -9,7 +9,7 @@ RATES = "lab.tune.lr=[1e-3,3e-3,1e-2]"
 FIRST = Recipe(
     name="first",
     about="A first table and figure: every step against every 10 and every 50, on the toy.",
-    common=("lab.seeds=3", "lab.steps=500", "lab.eval_every=50"),
+    common=("lab.seeds=3", "lab.steps=500", "lab.eval_every=50", RATES),
     lines=(("method=sync",), ("method=diloco", "diloco.inner_steps=10,50")),
     against="method=sync",
     expected=(

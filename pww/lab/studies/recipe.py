@@ -51,7 +51,12 @@ class ExcessRatio:
     high: float
 
 
-Check: TypeAlias = Compared | Ordered | Linear | ExcessRatio
+@dataclass(frozen=True, slots=True)
+class RuleBeatsRival:
+    """The composition rule foretells held-out cells better than its rival, in most splits."""
+
+
+Check: TypeAlias = Compared | Ordered | Linear | ExcessRatio | RuleBeatsRival
 Basis: TypeAlias = Literal["figure", "shape"]
 
 
