@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pww.errors import LabError
-from pww.lab.cells import cell_id, common
+from pww.lab.cells import SHORT, common, text_of
 from pww.lab.log import seal_faults
 from pww.lab.predictions import written
 from pww.lab.report.agreement import Agreement, agreement, agreements
@@ -100,7 +100,8 @@ def _text(
         common(cell.overrides for cell in cells) if len({cell.id for cell in cells}) > 1 else {}
     )
     if shared:
-        parts.append(f"All cells: {cell_id(shared).replace(',', ', ')}.\n")
+        words = (f"{SHORT.get(key, key)}={text_of(value)}" for key, value in shared.items())
+        parts.append(f"All cells: {', '.join(words)}.\n")
     if faults:
         parts.append("## Left out, or changed\n")
         parts.append("".join(f"- {one}\n" for one in faults))
@@ -114,6 +115,7 @@ def _text(
             "(Student's t); differences are taken seed by seed.\n"
         )
         parts.append(losses(cells, base).markdown())
+    if any(run.result.bytes["payload"] for cell in rows for run in cell.runs):
         parts.append("## Bytes of one worker in a run\n")
         parts.append(traffic(cells).markdown())
     if runs := measured(cells):

@@ -20,10 +20,7 @@ from pww.lab.predictions import Prediction
 from pww.lab.records import TRAFFIC
 from pww.lab.report import style
 from pww.lab.report.build import Report, build
-from pww.lab.report.cells import cells_of, find
 from pww.lab.report.write import outcome, write_report
-from pww.lab.studies.catalogue import RECIPES
-from pww.lab.study import read_study
 from pww.log import read_json_lines
 
 DENSE, TOPK = {"codec": "fp32"}, {"codec": "topk"}
@@ -317,43 +314,3 @@ def test_text_that_would_break_a_table_does_not(study: Path) -> None:
     table = section(report(study).text, "Predictions")
     assert "| a \\| b c " in table
     assert len({line.replace("\\|", "").count("|") for line in table.splitlines() if line}) == 1
-
-
-def product_of(line: tuple[str, ...]) -> list[dict[str, str]]:
-    """The cells of a command line, as a sweep enumerates them."""
-    choices = []
-    for word in line:
-        key, _, value = word.partition("=")
-        values = [value] if value.startswith("[") else value.split(",")
-        choices.append([(key, one) for one in values])
-    return [dict(cell) for cell in itertools.product(*choices)]
-
-
-def is_of_a_cell(key: str) -> bool:
-    return key not in ("lab.seeds", "lab.tune.lr", "lab.study", "lab.eval_every", "optim.lr")
-
-
-@pytest.mark.parametrize("name", RECIPES)
-def test_a_recipes_runs_answer_all_that_it_expects(tmp_path: Path, name: str) -> None:
-    """No figure of a source is about a cell that its lines do not run."""
-    recipe = RECIPES[name]
-    assert re.fullmatch(r"[a-z0-9][a-z0-9_.-]{0,31}", name)
-    study = tmp_path / name
-    rng = np.random.default_rng(0)
-    for line in recipe.lines:
-        for words in product_of((*recipe.common, *line)):
-            cell = {key: value for key, value in words.items() if is_of_a_cell(key)}
-            rates = words.get("lab.tune.lr", "[3e-3]").strip("[]").split(",")
-            for number, lr in enumerate(rates):
-                kind: dict[str, bool] = {}
-                if len(rates) > 1:
-                    kind = {"tuned": number == 1, "candidate": number != 1}
-                losses = (2.0 + rng.random() + rng.random(3) / 10).tolist()
-                cell_runs(study, cell, losses, lr=float(lr), **kind)
-    done = build(study, against="", recipe=recipe)
-    assert done.faults == ()
-    assert done.agreements
-    for one in done.agreements:
-        assert one.agrees != "not run" or "nothing is a multiple" in one.why, one
-    against = find(cells_of(read_study(study).runs), recipe.against)
-    assert f"loss - {against.label}" in done.text
