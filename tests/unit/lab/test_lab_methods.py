@@ -81,7 +81,7 @@ def batches(made: Engine, steps: int) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("optim", [(), PLAIN], ids=["adamw", "sgd"])
 def test_one_worker_and_one_step_is_plain_training_bit_for_bit(optim: Sequence[str]) -> None:
-    """Against torch's own optimiser on the model's own tensors, without anything of an outer loop."""
+    """Against torch's own optimiser on the model's own tensors."""
     words = ("workers=1", "method=local", "diloco.inner_steps=1", *optim)
     made = engine(*words)
     data = batches(engine(*words), 12)
