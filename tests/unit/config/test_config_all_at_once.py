@@ -225,6 +225,6 @@ def test_a_key_of_another_choice_is_told_whose_it_is() -> None:
         compose(["optim.momentum=0.9", "optim.newton=3", "model.flavor=8B"])
     of_muon, of_none, of_kind = fault.value.faults
     assert of_muon.startswith("optim.momentum=0.9: optim has no key momentum; it has accumulate, ")
-    assert of_muon.endswith(", weight_decay; it is of optim=muon")
+    assert of_muon.endswith(", weight_decay; it is of optim=muon and of optim=sgd")
     assert "it is of" not in of_none
     assert "it is of" not in of_kind  # model.kind has variants, which are no choices of model=
