@@ -44,6 +44,8 @@ SHORT = {
 WHOLE = {short: key for key, short in SHORT.items()}
 MAX_LENGTH = 100
 """Longer names are cut: a file system takes 255 bytes, with the seed and the rate in them."""
+PLAIN = re.compile(r"[\w.+-]+", re.ASCII)
+"""Values that can be part of a name as they are."""
 NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 
 
@@ -51,9 +53,12 @@ def cell_id(cell: Mapping[str, Value]) -> str:
     """The cell's name, fit for a folder."""
     texts = {key: text_of(cell[key]) for key in sorted(cell)}
     name = ",".join(f"{SHORT.get(key, key)}={text}" for key, text in texts.items())
-    safe = re.sub(r"[^\w.=,+-]", "_", name, flags=re.ASCII)
-    if safe == name and len(name) <= MAX_LENGTH:
+    is_plain = (
+        all(PLAIN.fullmatch(text) for text in texts.values()) and not texts.keys() & WHOLE.keys()
+    )
+    if is_plain and len(name) <= MAX_LENGTH:
         return name or BASE
+    safe = re.sub(r"[^\w.=,+-]", "_", name, flags=re.ASCII)
     digest = hashlib.sha256(json.dumps(texts).encode()).hexdigest()[:8]
     return f"{safe[:MAX_LENGTH]}~{digest}"
 

@@ -37,8 +37,8 @@ class Result:
     """What a finished run came to.
 
     `cell`: the overrides that make it, all but seed and learning rate. `tuned`: its rate is the
-    best of several that were tried; `candidate`: it is one of those that were not. `bytes`: of the
-    whole run; a key of `TRAFFIC` each.
+    best of several that were tried; `candidate`: it is one of those that were not. `bytes`: of one
+    worker in the whole run; a key of `TRAFFIC` each.
     """
 
     task: str

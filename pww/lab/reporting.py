@@ -64,7 +64,7 @@ def _predict(words: Sequence[str], clock: Clock) -> int:
 
 def _report(words: Sequence[str], clock: Clock) -> int:
     from pww.lab.report.all import write_all
-    from pww.lab.report.write import write_report
+    from pww.lab.report.write import FOLDER, write_report
 
     given = _given(words, ("study", "against", "root"), needed=())
     if "study" not in given:
@@ -75,11 +75,12 @@ def _report(words: Sequence[str], clock: Clock) -> int:
         print(f"reports of all studies in {paths.shown(root)}; figures of the sources and ours:")
         print(path.read_text())
         return _told(faults)
+    folder = _folder(given)
     report = write_report(
-        _folder(given), against=given.get("against", ""), recipe=RECIPES.get(given["study"])
+        folder, against=given.get("against", ""), recipe=RECIPES.get(given["study"])
     )
     print(report.text)
-    print(f"written: {paths.shown(report.folder)}")
+    print(f"written: {paths.shown(folder / FOLDER)}")
     return _told(report.faults)
 
 

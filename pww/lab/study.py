@@ -15,7 +15,7 @@ from pww.lab.records import METRICS_FILE, RESULT_FILE, Run, is_finished, read_ru
 
 FREE = (
     "seed", "optim.lr", "dry", "lab.study", "lab.root", "lab.seeds", "lab.tune", "lab.threads",
-    "lab.log_every",
+    "lab.log_every", "lab.eval_every",
 )  # fmt: skip
 """Keys in which two runs of a cell may differ; all others are the same, or they are two cells."""
 

@@ -10,7 +10,7 @@ from pww.errors import LabError
 from pww.lab.report.cells import Cell, find
 from pww.lab.report.interval import Interval, interval
 from pww.lab.report.quantity import difference, measured, paired
-from pww.lab.report.tables import Table, bounds, number
+from pww.lab.report.tables import Table, number, with_bounds
 from pww.lab.report.verdict import judge
 from pww.lab.studies.recipe import Compared, ExcessRatio, Expected, Linear, Ordered
 
@@ -57,16 +57,16 @@ def _checked(expected: Expected, cells: Sequence[Cell]) -> tuple[str, Answer, st
     match expected.check:
         case Compared() as check:
             of = measured(cells, check.quantity, cell=check.cell, against=check.against)
-            return _words(of), *_answer(check.low, check.high, of)
+            return with_bounds(of), *_answer(check.low, check.high, of)
         case ExcessRatio() as check:
             names = (check.cell, check.base, check.against, check.against_base)
             of = excess_ratio(*(find(cells, name) for name in names))
-            return _words(of), *_answer(check.low, check.high, of)
+            return with_bounds(of), *_answer(check.low, check.high, of)
         case Linear() as check:
             of = r_squared(
                 find(cells, check.base), [find(cells, cell) for cell in check.cells], check.at
             )
-            return f"R² {_words(of)}", *_answer(check.least, 1.0, of)
+            return f"R² {with_bounds(of)}", *_answer(check.least, 1.0, of)
         case Ordered() as check:
             return ordered([find(cells, cell) for cell in check.cells])
         case other:
@@ -163,8 +163,3 @@ def _line(x: Sequence[float], y: Sequence[float]) -> float:
 
 def _by_loss(cells: Sequence[Cell]) -> list[Cell]:
     return sorted(cells, key=lambda cell: cell.loss.mean)
-
-
-def _words(of: Interval) -> str:
-    said = bounds(of)
-    return number(of.mean) + ("" if said in ("-", "diverged") else f" ({said})")

@@ -21,7 +21,7 @@ def write_all(root: Path) -> tuple[list[str], Path]:
     Raises:
         LabError: there is no study at all.
     """
-    folders = sorted(p for p in root.glob("*") if p.is_dir()) if root.is_dir() else []
+    folders = sorted(p for p in root.glob("[!.]*") if p.is_dir()) if root.is_dir() else []
     if not folders:
         raise LabError(f"no study in {root} yet; python -m pww.lab study lists those to run")
     faults: list[str] = []

@@ -1,5 +1,6 @@
 """The runs of a study as the rows of its table: one for each cell and way of choosing its rate."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -59,7 +60,7 @@ def cells_of(runs: Sequence[Run]) -> list[Cell]:
     several = len({name for _, name, _ in groups}) > 1
     shared = common(run.result.cell for run in runs) if several else {}
     found = []
-    for (task, name, lr), group in sorted(groups.items()):
+    for (task, name, lr), group in sorted(groups.items(), key=lambda item: _natural(item[0])):
         group.sort(key=lambda run: run.result.seed)
         own = {key: x for key, x in group[0].result.cell.items() if key not in shared}
         found.append(
@@ -113,3 +114,10 @@ def axes(cells: Sequence[Cell]) -> list[str]:
     """The overrides in which the cells differ, in the order of their keys."""
     keys = sorted({key for cell in cells for key in cell.overrides})
     return [key for key in keys if key not in common(cell.overrides for cell in cells)]
+
+
+def _natural(key: tuple[str, str, float]) -> tuple[str, list[tuple[float, str]], float]:
+    """Orders H=4 before H=16."""
+    task, name, lr = key
+    parts = re.split(r"(\d+(?:\.\d+)?)", name)
+    return task, [(float(x), "") if i % 2 else (0.0, x) for i, x in enumerate(parts)], lr

@@ -1,9 +1,10 @@
 """The figures of a study: losses with intervals, curves, loss against bytes, axes and rates."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from pww.lab.cells import SHORT, text_of
 from pww.lab.report.cells import Cell, axes, shown
@@ -17,36 +18,31 @@ MAX_LINES = 14
 """More lines than these nobody tells apart; the best are drawn, and the title says so."""
 
 
-def figures(folder: Path, name: str, cells: Sequence[Cell], against: Cell | None) -> list[str]:
-    """Draws all that the runs give; the figures' names, in the order of a report.
+Drawing: TypeAlias = Callable[[Path], None]
+"""Draws itself into a folder."""
 
-    Raises:
-        LabError: matplotlib is not installed.
-    """
+
+def figures(name: str, cells: Sequence[Cell], against: Cell | None) -> dict[str, Drawing]:
+    """All that the runs give to draw, by the name of its files, in the order of a report."""
     rows = sorted(shown(cells), key=lambda cell: (math.isnan(cell.loss.mean), cell.loss.mean))
-    done: list[str] = []
+    found: dict[str, Drawing] = {}
     if rows:
-        _losses(folder, name, rows, against)
-        done.append("loss")
+        found["loss"] = partial(_losses, name=name, rows=rows, against=against)
     if any(len(run.evals) > 1 for cell in rows for run in cell.runs):
-        _curves(folder, name, rows)
-        done.append("curves")
+        found["curves"] = partial(_curves, name=name, rows=rows)
     if len({cell.runs[0].result.bytes["payload"] for cell in rows}) > 1:
-        _bytes(folder, name, rows)
-        done.append("bytes")
+        found["bytes"] = partial(_bytes, name=name, rows=rows)
     for key in axes(rows):
         if _is_axis(key, rows):
             short = SHORT.get(key, key)
-            _axis(folder, name, rows, key, short)
-            done.append(f"axis-{short}")
+            found[f"axis-{short}"] = partial(_axis, name=name, rows=rows, key=key, short=short)
     tried = [c for c in cells if sum((c.id, c.task) == (o.id, o.task) for o in cells) > 1]
     if tried:
-        _rates(folder, name, tried)
-        done.append("rates")
-    return done
+        found["rates"] = partial(_rates, name=name, tried=tried)
+    return found
 
 
-def _losses(folder: Path, name: str, rows: Sequence[Cell], against: Cell | None) -> None:
+def _losses(folder: Path, *, name: str, rows: Sequence[Cell], against: Cell | None) -> None:
     with drawn(folder, "loss", rows=len(rows)) as ax:
         for number, cell in enumerate(rows):
             _dot(ax, cell.loss, number)
@@ -75,11 +71,13 @@ def _dot(ax: "Axes", of: Interval, number: int) -> None:
     ax.plot(of.mean, number, marker="o", color=style["color"])
 
 
-def _curves(folder: Path, name: str, rows: Sequence[Cell]) -> None:
+def _curves(folder: Path, *, name: str, rows: Sequence[Cell]) -> None:
     best = rows[:MAX_LINES]
     with drawn(folder, "curves") as ax:
         for number, cell in enumerate(best):
             steps, mean, low, high = _band(cell)
+            if len(steps) < 2:
+                continue
             style = look(number) | {"marker": ""}
             ax.plot(steps, mean, label=_label(cell), **style)
             ax.fill_between(steps, low, high, color=style["color"], alpha=0.15, linewidth=0)
@@ -108,7 +106,7 @@ def _band(cell: Cell) -> tuple[list[int], list[float], list[float], list[float]]
     )
 
 
-def _bytes(folder: Path, name: str, rows: Sequence[Cell]) -> None:
+def _bytes(folder: Path, *, name: str, rows: Sequence[Cell]) -> None:
     best = rows[:MAX_LINES]
     with drawn(folder, "bytes") as ax:
         sizes = [float(cell.runs[0].result.bytes["payload"]) for cell in best]
@@ -117,7 +115,7 @@ def _bytes(folder: Path, name: str, rows: Sequence[Cell]) -> None:
                 _bar(ax, size, cell.loss, number, _label(cell))
         if is_wide(sizes):
             ax.set_xscale("log")
-        ax.set_xlabel("payload bytes of the run")
+        ax.set_xlabel("payload bytes that a worker sent in the run")
         ax.set_ylabel("held-out loss")
         ax.set_title(f"{name}: loss against what was sent")
         legend(ax, len(best))
@@ -127,7 +125,7 @@ def _bar(ax: "Axes", x: float, of: Interval, number: int, label: str) -> None:
     closed = math.isfinite(of.low) and math.isfinite(of.high)
     error = [[of.mean - of.low], [of.high - of.mean]] if closed else None
     style = look(number) | {"linestyle": ""}
-    ax.errorbar([x], [of.mean], yerror=error, capsize=3, label=label, **style)
+    ax.errorbar([x], [of.mean], yerr=error, capsize=3, label=label, **style)
 
 
 def _is_axis(key: str, rows: Sequence[Cell]) -> bool:
@@ -142,7 +140,7 @@ def _position(cell: Cell, key: str) -> float | None:
         return None
 
 
-def _axis(folder: Path, name: str, rows: Sequence[Cell], key: str, short: str) -> None:
+def _axis(folder: Path, *, name: str, rows: Sequence[Cell], key: str, short: str) -> None:
     lines: dict[str, list[tuple[float, Interval]]] = {}
     for cell in rows:
         x = _position(cell, key)
@@ -165,6 +163,8 @@ def _axis(folder: Path, name: str, rows: Sequence[Cell], key: str, short: str) -
             )  # fmt: skip
             for x, of in points:
                 if not math.isfinite(of.mean):
+                    if known:  # a point that nobody sees, so that the axis goes as far
+                        ax.plot(x, known[0][1].mean, marker="")
                     ax.annotate(
                         "diverged", (x, 0.97), xycoords=("data", "axes fraction"), rotation=90,
                         ha="center", va="top", fontsize=8, color=look(number)["color"],
@@ -178,7 +178,7 @@ def _axis(folder: Path, name: str, rows: Sequence[Cell], key: str, short: str) -
         legend(ax, len(lines))
 
 
-def _rates(folder: Path, name: str, tried: Sequence[Cell]) -> None:
+def _rates(folder: Path, *, name: str, tried: Sequence[Cell]) -> None:
     names = list(dict.fromkeys(cell.label for cell in tried))[:MAX_LINES]
     with drawn(folder, "rates") as ax:
         for number, one in enumerate(names):

@@ -10,7 +10,7 @@ from pww.lab.records import TRAFFIC
 from pww.lab.report.cells import Cell, axes, shown
 from pww.lab.report.interval import Interval
 from pww.lab.report.quantity import difference
-from pww.lab.report.tables import Table, bounds, mean_and_spread, number, size
+from pww.lab.report.tables import Table, bounds, mean_and_spread, number, size, with_bounds
 from pww.lab.report.verdict import Judged
 
 SHOWN_BYTES = ("payload", "values", "indices", "all_gather", "ring", "star_up", "star_down")
@@ -163,7 +163,7 @@ def _versus(cell: Cell, against: Cell) -> str:
     found = _difference(cell, against)
     if found is None:
         return "" if cell is against else "-"
-    return number(found.mean) + (f" ({bounds(found)})" if bounds(found) != "-" else "")
+    return with_bounds(found)
 
 
 def _about(one: Judged) -> str:

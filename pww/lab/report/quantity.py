@@ -73,6 +73,7 @@ def paired(one: Cell, other: Cell) -> list[tuple[int, float, float]]:
     seeds = sorted(mine.keys() & theirs.keys())
     if not seeds:
         raise LabError(
-            f"{one.label} and {other.label} have no seed in common; run both with the same lab.seeds"
+            f"{one.label} and {other.label} have no seed in common; run both with "
+            "the same lab.seeds"
         )
     return [(seed, mine[seed], theirs[seed]) for seed in seeds]

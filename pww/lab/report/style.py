@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pww.errors import LabError
 from pww.folder import write_durably
 
 if TYPE_CHECKING:
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # Source: Okabe and Ito, Color Universal Design (2008), without yellow, too light for a line
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#000000", "#56B4E9")
 MARKS = ("o", "s", "^", "D", "v", "P", "X")
 DASHES = ("-", "--", ":", "-.")
 GREY = "#666666"
@@ -35,20 +34,24 @@ def look(number: int) -> dict[str, Any]:
     }
 
 
+def wants_matplotlib() -> str:
+    """Why nothing can be drawn; "" where it can."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        return "figures need matplotlib: pip install 'pww[lab]'"
+    return ""
+
+
 @contextmanager
 def drawn(folder: Path, name: str, *, rows: int = 0) -> "Iterator[Axes]":
     """Axes to draw in; afterwards `name.svg` and `name.png` are in the folder.
 
     `rows`: how many lines of text its y axis will have, where it has them.
-
-    Raises:
-        LabError: matplotlib is not installed, or the folder cannot be written.
     """
-    try:
-        import matplotlib
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise LabError("figures need matplotlib: pip install 'pww[lab]'") from None
+    import matplotlib
+    from matplotlib.figure import Figure
+
     with matplotlib.rc_context(
         {
             "svg.hashsalt": "pww",

@@ -54,6 +54,12 @@ def bounds(of: Interval, digits: int = 4) -> str:
     return f"{_side(of.low, digits)} to {_side(of.high, digits)}"
 
 
+def with_bounds(of: Interval) -> str:
+    """`0.0429 (0.0021 to 0.0837)`; the mean alone where there is no interval."""
+    said = bounds(of)
+    return number(of.mean) + ("" if said in ("-", "diverged") else f" ({said})")
+
+
 def _side(value: float, digits: int) -> str:
     return f"{value:+g}" if math.isinf(value) else number(value, digits)
 

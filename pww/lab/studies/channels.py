@@ -34,7 +34,7 @@ RANDOM_K = Recipe(
 
 
 def _topk(keep: int, feedback: bool) -> str:
-    return f"codec=topk,keep={keep},feedback={str(feedback).lower()}"
+    return f"codec=topk,bits=16,force=true,keep={keep},feedback={str(feedback).lower()}"
 
 
 def _without_feedback(keep: int) -> Expected:
