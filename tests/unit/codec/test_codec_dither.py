@@ -31,7 +31,7 @@ def test_the_error_is_even_over_a_step_whatever_the_value(bits: int) -> None:
 
 @BITS
 def test_two_values_err_apart(bits: int) -> None:
-    off, step = errors(bits, torch.linspace(-1, 1, 8), 4000)
+    off, _ = errors(bits, torch.linspace(-1, 1, 8), 4000)
     apart = torch.corrcoef(off.T) - torch.eye(8)
     assert float(apart.abs().max()) < 0.08
 

@@ -74,9 +74,11 @@ REFUSED = {
         "needs a number for each of workers=4", "merge=median has no weights",
         "lab.tune.lr takes its place",
     ),
-    "method.worker_steps=[9,5,5,5] merge=krum method.participation=0.5 lab.tune=lr:[1]": (
+    "method.worker_steps=[9,5,5,5] merge=krum method.participation=0.5 attack=noise "
+    "lab.tune=lr:[1]": (
         "the largest of them diloco.inner_steps=10", "krum needs 2 f + 3 = 5 workers",
-        "the same number of workers", "for one alone give optim.lr",
+        "the same number of workers",
+        "who is there changes; use 1", "for one alone give optim.lr",
     ),
     "method.weighting=equal lab.tune.lr=[1,1] task.text=pydocs task.roots=[a]": (
         "workers that take equally many steps weigh the same",
