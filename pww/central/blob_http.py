@@ -8,21 +8,20 @@ the request is read. A client that stops in the middle is hung up on.
 
 import asyncio
 import logging
-import os
 import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
+from pww.central.blob_send import Sender
 from pww.central.blob_upload import BlobFault, PieceWriter, Upload
 from pww.central.blobs import BlobStore
 from pww.central.door import Identity
 from pww.central.strangers import Strangers, peer_of
 from pww.clock import Clock
 from pww.errors import PwwError, Refused
-from pww.transport.blob_range import read_range
-from pww.transport.blob_wire import ABSENT, BEGIN_AGAIN, BUSY, CRC, FULL, etag
+from pww.transport.blob_wire import BEGIN_AGAIN, BUSY, CRC, FULL
 from pww.transport.raw_body import BITE, Gone, RawBody, take_body
 from pww.wire import Refusal
 
@@ -35,7 +34,7 @@ COMMIT_S = 5.0
 """A commit that takes longer is answered by `BUSY`, so that no request is long."""
 RETRY_FULL_S, RETRY_BUSY_S = 5, 1
 THREADS = 8
-JSON, BYTES = b"application/json", b"application/octet-stream"
+JSON = b"application/json"
 _OBJECT = re.compile(r"/v1/blobs/([0-9a-f]{64})\Z")
 _UPLOAD = re.compile(r"/v1/blobs/([0-9a-f]{64})/([0-9]{1,18})(?:/([0-9]{1,10}|commit))?\Z")
 _CRC = re.compile(r"[0-9a-f]{8}\Z")
@@ -60,6 +59,7 @@ class BlobApp:
         self._store, self._door = store, door
         self._strangers = Strangers(clock)
         self._disk = ThreadPoolExecutor(THREADS, thread_name_prefix="blob-disk")
+        self._sender = Sender(store, self._disk)
         self._hasher = ThreadPoolExecutor(1, thread_name_prefix="blob-hash")
         self._commits: dict[tuple[str, int, str], asyncio.Future[Any]] = {}
 
@@ -120,7 +120,7 @@ class BlobApp:
             replica = self._door.check(authorization, path, peer=peer).replica
         found = _OBJECT.match(path)
         if found and method in ("GET", "HEAD"):
-            await self._download(found[1], method, headers, send)
+            await self._sender.answer(found[1], method, headers, send)
             return
         found = _UPLOAD.match(path)
         if not found or method not in ("POST", "PUT"):
@@ -239,59 +239,6 @@ class BlobApp:
             return BUSY, _refusal("the object is being checked: ask again")
         self._commits.pop(key, None)
         return 200, running.result().model_dump_json().encode()
-
-    # -------------------------------------------------------------------------------- downloads
-
-    async def _download(self, digest: str, method: str, headers: Headers, send: Any) -> None:
-        """The object or a range of it, exactly as long as announced or broken off."""
-        path = self._store.path(digest)
-        if path is None:
-            raise BlobFault(
-                f"no object {digest[:16]}… here: it was never complete, or was removed",
-                status=ABSENT,
-            )
-        fd = await self._aside(lambda: os.open(path, os.O_RDONLY | os.O_CLOEXEC))
-        try:
-            size_bytes = os.fstat(fd).st_size
-            tag = etag(digest).encode()
-            wanted = headers.get(b"range", b"").decode("latin-1")
-            if headers.get(b"if-range", tag) != tag:
-                wanted = ""  # of another object: the whole, by the rule
-            start, stop, status = read_range(wanted, size_bytes)
-            told = [(b"etag", tag), (b"accept-ranges", b"bytes"), (b"content-type", BYTES)]
-            told.append((b"content-length", b"%d" % (stop - start)))
-            if status == 206:
-                told.append((b"content-range", b"bytes %d-%d/%d" % (start, stop - 1, size_bytes)))
-            elif status == 416:
-                told.append((b"content-range", b"bytes */%d" % size_bytes))
-            await send({"type": "http.response.start", "status": status, "headers": told})
-            if method == "HEAD":
-                await send({"type": "http.response.body", "body": b""})
-            else:
-                await self._send(fd, start, stop, send)
-        finally:
-            os.close(fd)
-
-    async def _send(self, fd: int, start: int, stop: int, send: Any) -> None:
-        """Reads the next bite while one is sent."""
-        loop = asyncio.get_running_loop()
-        reading = loop.run_in_executor(self._disk, os.pread, fd, min(BITE, stop - start), start)
-        try:
-            while True:
-                bite = await reading
-                start += len(bite)
-                if not bite and start < stop:
-                    raise OSError("a file was cut short by somebody else")
-                if start < stop:
-                    reading = loop.run_in_executor(
-                        self._disk, os.pread, fd, min(BITE, stop - start), start
-                    )
-                more = start < stop
-                await send({"type": "http.response.body", "body": bite, "more_body": more})
-                if not more:
-                    return
-        finally:
-            await asyncio.wait({reading})  # it may not read a file that is closed
 
 
 def _silent() -> BlobFault:

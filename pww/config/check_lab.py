@@ -150,8 +150,19 @@ def merge_fits(config: LabConfig) -> Iterator[str]:
 
 def attack_fits(config: LabConfig) -> Iterator[str]:
     """The honest are the majority, or half."""
-    attack = config.attack
-    if not isinstance(attack, NoAttack) and 2 * attack.workers > config.workers:
+    attack, method = config.attack, config.method
+    if isinstance(attack, NoAttack):
+        return
+    if (
+        isinstance(method, DilocoMethod)
+        and method.participation < 1
+        and not isinstance(config.task, Quadratic)
+    ):
+        yield (
+            f"attack={attack.kind}: attackers know who is honest, and with "
+            f"method.participation={method.participation:g} who is there changes; use 1"
+        )
+    if 2 * attack.workers > config.workers:
         yield (
             f"attack.workers={attack.workers}: more than half of workers={config.workers}, which "
             f"no rule withstands; use at most {config.workers // 2}"
@@ -200,6 +211,6 @@ RULES: tuple[tuple[tuple[str, ...], Check], ...] = (
     (("method.kind", "optim"), optimiser_fits),
     (("method", "diloco", "workers", "merge.kind", "attack.kind"), phases_fit),
     (("merge", "workers", "method"), merge_fits),
-    (("attack", "workers"), attack_fits),
+    (("attack", "workers", "method", "task.kind"), attack_fits),
     (("task", "method", "diloco", "optim", "codec", "attack"), quadratic_fits),
 )

@@ -188,7 +188,7 @@ class Composer:
             faults.keys.add(key)
         elif not _has(base, key):
             others = [f"{head}={one}" for one in whose(key) if one in self.options(head)]
-            hint = f"; it is of {others[0]}" if len(others) == 1 else ""
+            hint = f"; it is of {' and of '.join(others)}" if 0 < len(others) < 3 else ""
             meant = [] if hint else _meant(base, key)
             faults.add(f"{line}: {_unknown(base, key, hint=hint)}", key, *meant)
         else:

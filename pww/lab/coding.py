@@ -13,6 +13,9 @@ import torch
 from pww.codec import Codec
 from pww.codec.blocks import BLOCK, Blocked
 
+DRAWING = ("randomk", "dither")
+"""Kinds of codec that draw."""
+
 
 def recoded(
     codec: Codec,
@@ -35,7 +38,7 @@ def recoded(
     if codec.granule == 1:  # each value by itself
         return codec.decode(codec.encode(rows), tuple(rows.shape)).clone()
     found = torch.empty_like(rows)
-    if not isinstance(codec, Blocked) or codec.name.startswith("randomk"):
+    if not isinstance(codec, Blocked) or codec.name.startswith(DRAWING):
         for name, place in tensors.items():
             shape = (place.stop - place.start,)
             for number, (row, out) in enumerate(zip(rows, found, strict=True)):

@@ -15,7 +15,6 @@ from typing import Literal, assert_never
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import least_squares
 
 from pww.errors import ConfigError
 
@@ -86,7 +85,8 @@ def fit(
         confidence: Of the intervals, by percentiles.
 
     Raises:
-        ConfigError: the cells determine no fit: too few, one H, one omega, or a loss that is none.
+        ConfigError: the cells determine no fit (too few, one H, one omega, or a loss that is
+            none), or scipy is not installed.
     """
     if not 0.0 < confidence < 1.0 or resamples < 0:
         raise ConfigError(
@@ -173,7 +173,16 @@ def _columns(law: Law, exponents: FloatArray, omega: FloatArray, h: FloatArray) 
 
 
 def _fitted(cells: Sequence[Cell], law: Law) -> dict[str, float]:
-    """From the best of a grid; exponents by scipy, the rest by linear least squares within."""
+    """From the best of a grid; exponents by scipy, the rest by linear least squares within.
+
+    scipy is imported here, so that a machine without it has the rest of the lab.
+    """
+    try:
+        from scipy.optimize import least_squares
+    except ImportError as fault:
+        raise ConfigError(
+            [f"a fit needs scipy, which cannot be imported ({fault}); pip install 'pww[lab]'"]
+        ) from None
     omega = np.array([c.omega for c in cells])
     h = np.array([c.inner_steps for c in cells]) / H_UNIT
     loss = np.array([c.loss for c in cells])

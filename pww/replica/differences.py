@@ -1,6 +1,7 @@
 """How far a phase moved: theta_outer - theta_inner, tensor by tensor, measured as it goes by.
 
-Beside a tensor and its difference only pieces are in memory.
+It is taken where the tensor lives: theta_outer goes there from its file in pieces, and beside a
+tensor and its difference only pieces are in memory.
 """
 
 import math
@@ -39,8 +40,9 @@ class Differences:
                 delta = torch.empty_like(inner, memory_format=torch.contiguous_format)
                 flat, start = delta.view(-1), 0
                 for piece in torch.split(inner.reshape(-1), PIECE):
-                    outer = buffer[: piece.numel()]
-                    theta.read(name, outer, start=start)
+                    read = buffer[: piece.numel()]
+                    theta.read(name, read, start=start)
+                    outer = read.to(inner.device)
                     here = torch.sub(outer, piece, out=flat[start : start + piece.numel()])
                     self._moved += float(here.double().square().sum())
                     self._size += float(outer.double().square().sum())

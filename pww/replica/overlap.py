@@ -206,7 +206,7 @@ class Overlap:
                 seen = Fingerprint()
                 # Of no worth to another process: no disk has to be waited for
                 with TensorWriter(self._sent, layout, {}, hashed=False, synced=False) as writer:
-                    for name, tensor in change(gathered):
+                    for name, tensor in change((n, t.cpu()) for n, t in gathered):
                         writer.add(name, tensor)
                         seen.add_all(tensor)
                 self._known_by = seen.hexdigest()

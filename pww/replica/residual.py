@@ -4,9 +4,10 @@
     payload = encode(v)
     e_next  = v - decode(payload)
 
-So what was sent, plus the last residual, is the sum of the deltas. fp32, a few MiB at a time. The
-residual in force is always added, also where none is kept any more (an exact codec): then it
-goes out whole. Which one is in force is the outbox's to say; here are only its bytes.
+So what was sent, plus the last residual, is the sum of the deltas. fp32, a few MiB at a time, on
+the device of the delta. The residual in force is always added, also where none is kept any more
+(an exact codec): then it goes out whole. Which one is in force is the outbox's to say; here are
+only its bytes.
 """
 
 import math
@@ -61,7 +62,7 @@ class Feedback:
                 for piece in torch.split(tensor.view(-1), PIECE):
                     here = buffer[: piece.numel()]
                     self._before.read(name, here, start=start)
-                    piece.add_(here)
+                    piece.add_(here.to(piece.device))
                     start += piece.numel()
             yield name, tensor
 

@@ -85,7 +85,11 @@ class Trainer(Protocol):
         """Full shape of every parameter, in the order of `tensors`. Not collective."""
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Each parameter in full, fp32, on the CPU, one at a time; valid on rank 0."""
+        """Each parameter in full, fp32, where it lives, one at a time; valid on rank 0.
+
+        On the accelerator, so that what is encoded is encoded there and only its parts travel to
+        the host.
+        """
 
     def load(self, theta: Path) -> None:
         """Writes a safetensors file (rank 0 reads it) into the shards, bit for bit.

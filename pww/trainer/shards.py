@@ -55,12 +55,12 @@ def reshard(model: nn.Module) -> None:
 
 @torch.no_grad()
 def gather(parameter: nn.Parameter, *, keep: bool) -> torch.Tensor:
-    """Collective: a private fp32 copy on the CPU where `keep` is true, else an empty tensor."""
+    """Collective: a private fp32 copy where the parameter lives if `keep`, else an empty tensor."""
     own = parameter.detach()
     full = own.full_tensor() if isinstance(own, DTensor) else own
     if not keep:
         return torch.empty(0)
-    copied = full.to("cpu", torch.float32)
+    copied = full.to(torch.float32)
     local = own.to_local() if isinstance(own, DTensor) else own
     # A mesh of one hands out the shard itself, which training would change under the reader.
     return copied.clone() if copied.data_ptr() == local.data_ptr() else copied

@@ -86,7 +86,7 @@ class TitanTrainer:
         return {name: tuple(p.shape) for name, p in shards.parameters(self._model)}
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Each parameter in full, fp32, on the CPU, a copy; empty tensors on ranks other than 0."""
+        """Each parameter in full, a copy on its device; empty tensors on ranks other than 0."""
         shards.reshard(self._model)
         for name, parameter in shards.parameters(self._model):
             yield name, shards.gather(parameter, keep=self._ranks.rank == 0)

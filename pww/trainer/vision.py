@@ -120,7 +120,7 @@ class VisionTrainer:
         return {name: tuple(p.shape) for name, p in shards.parameters(self.module)}
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Each parameter in full, fp32, on the CPU, a copy; empty tensors on ranks other than 0."""
+        """Each parameter in full, a copy on its device; empty tensors on ranks other than 0."""
         shards.reshard(self.module)
         for name, parameter in shards.parameters(self.module):
             yield name, shards.gather(parameter, keep=self._ranks.rank == 0)

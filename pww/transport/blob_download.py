@@ -1,19 +1,25 @@
 """A download: ranges over several connections, each answer checked, the whole checked at the end.
 
-No answer is trusted: its status, range, length and entity tag must be those of the piece that was
-asked for, or nothing of it is used.
+No answer is trusted: its status, range, length, entity tag and CRC-32C must be those of the piece
+that was asked for, or nothing of it is used. (A store that tells no CRC leaves it to the digest.)
 """
 
 import http.client
 import logging
+import threading
+from collections import Counter
 from functools import partial
 from pathlib import Path
+from typing import NoReturn
+
+import google_crc32c
+import numpy as np
 
 from pww.errors import CentralError, PayloadError
 from pww.transport.blob_link import BlobLink
 from pww.transport.blob_peer import BlobPeer
 from pww.transport.blob_range import ask_range, read_content_range
-from pww.transport.blob_wire import ABSENT, etag
+from pww.transport.blob_wire import ABSENT, CRC, etag
 from pww.transport.carrier import Transfers
 from pww.transport.http_connection import Faults
 from pww.transport.piece_file import PieceFile, WrongDigest
@@ -23,6 +29,8 @@ from pww.wire import PayloadInfo
 
 log = logging.getLogger(__name__)
 BITE = 512 << 10
+MAX_DAMAGES = 5
+"""A piece that comes damaged so often is not damaged by chance."""
 
 
 def download(link: BlobLink, info: PayloadInfo, path: Path) -> None:
@@ -53,19 +61,46 @@ def _once(link: BlobLink, info: PayloadInfo, path: Path, progress: Progress) -> 
     file = PieceFile(
         path, digest=info.digest, size_bytes=info.size_bytes, piece_bytes=link.tuning.piece_bytes
     )
+    damages = _Damages(link.site.url)
     try:
         pieces = file.missing()
         spans = [file.span(number) for number in pieces]
         progress.rest(sum(stop - start for start, stop in spans))
-        link.move(partial(_fetch_piece, file, info, progress), pieces, progress, file.advance)
+        fetch = partial(_fetch_piece, file, info, progress, damages)
+        link.move(fetch, pieces, progress, file.advance)
         file.publish(path)
     finally:
         file.close()
 
 
+class _Damages:
+    """How often each piece came damaged. Thread-safe."""
+
+    def __init__(self, url: str) -> None:
+        self._url, self._lock, self._seen = url, threading.Lock(), Counter[int]()
+
+    def note(self, number: int, what: str) -> NoReturn:
+        """Has the piece asked for again.
+
+        Raises:
+            TryAgain: which does.
+            PayloadError: it was so `MAX_DAMAGES` times.
+        """
+        with self._lock:
+            self._seen[number] += 1
+            times = self._seen[number]
+        if times < MAX_DAMAGES:
+            raise TryAgain(f"{what}: damaged on the way")
+        raise PayloadError(
+            f"{what}; so it was {times} times: the object is damaged at {self._url}, or something "
+            "on the way changes it"
+        )
+
+
 def _fetch_piece(
-    file: PieceFile, info: PayloadInfo, progress: Progress, peer: BlobPeer, number: int
-) -> None:
+    file: PieceFile, info: PayloadInfo, progress: Progress, damages: _Damages, peer: BlobPeer,
+    number: int,
+) -> None:  # fmt: skip
     start, stop = file.span(number)
     headers = {"range": ask_range(start, stop), "if-range": etag(info.digest)}
     reply = peer.open("GET", info.digest, headers=headers)
@@ -78,6 +113,7 @@ def _fetch_piece(
         peer.drop()
         raise TryAgain(f"asked for bytes {start} to {stop - 1}, but {wrong}")
     peer.expect(stop - start)
+    told, crc = reply.headers.get(CRC), 0
     for at in range(start, stop, BITE):
         bite = peer.buffer(min(BITE, stop - at))
         filled = 0
@@ -91,7 +127,10 @@ def _fetch_piece(
                 raise TryAgain(f"bytes {start} to {stop - 1} ended at {at + filled - 1}")
             filled += got
             peer.came(got)
+        crc = google_crc32c.extend(crc, np.frombuffer(bite, dtype=np.uint8))
         file.write(bite, at)
+    if told is not None and told != f"{crc:08x}":
+        damages.note(number, f"bytes {start} to {stop - 1} came with CRC-32C {crc:08x}, not {told}")
     file.finish(number)
     progress.add(stop - start)
 

@@ -7,7 +7,6 @@ import logging
 from functools import partial
 from pathlib import Path
 
-import google_crc32c
 from pydantic import ValidationError
 
 from pww.errors import CentralError, PayloadError, Stopped
@@ -106,10 +105,8 @@ class _Upload:
     def _send_piece(self, piece_bytes: int, peer: BlobPeer, number: int) -> None:
         start = number * piece_bytes
         body = FilePart(self._fd, start, min(start + piece_bytes, self._info.size_bytes))
-        crc = 0
-        for data in body:  # read twice: the header comes before the bytes
-            crc = google_crc32c.extend(crc, data)
-        headers = {CRC: f"{crc:08x}", "content-type": "application/octet-stream"}
+        # read twice: the header comes before the bytes
+        headers = {CRC: f"{body.crc32c():08x}", "content-type": "application/octet-stream"}
         try:
             peer.ask("PUT", f"{self._url}/{number}", headers=headers, body=body)
         except Damaged as why:  # on the way; the pieces are small, and this one is here still

@@ -3,7 +3,8 @@
     POST  /v1/blobs/DIGEST/SIZE          begins or goes on with an upload   -> BlobState
     PUT   /v1/blobs/DIGEST/SIZE/PIECE    one piece, its CRC-32C in a header  -> 204
     POST  /v1/blobs/DIGEST/SIZE/commit   checks and publishes the whole     -> BlobState
-    HEAD, GET /v1/blobs/DIGEST           the object or a range of it; its ETag is the digest
+    HEAD, GET /v1/blobs/DIGEST           the object or a range of it; its ETag is the digest, and
+                                         a range comes with its CRC-32C
 
 Refusals are a `wire.Refusal` with a status that says what to do:
 """
@@ -16,7 +17,8 @@ from pww.wire import Count, Message
 
 ROUTE = "/v1/blobs/"
 CRC = "x-pww-crc32c"
-"""Header of a piece: CRC-32C in eight hex digits. Finds damage early; the law is the BLAKE3."""
+"""Header of a piece, either way: CRC-32C in eight hex digits. It finds damage early, so that only
+that piece travels again; the law is the BLAKE3."""
 BUSY = 202
 """The whole is being checked: ask for the commit again."""
 ABSENT = 404

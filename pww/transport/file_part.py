@@ -12,6 +12,7 @@ import ssl
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
@@ -45,6 +46,17 @@ class FilePart:
             PayloadError: the file has become shorter.
         """
         return self._slices(self.start)
+
+    def crc32c(self) -> int:
+        """CRC-32C of them, which is read for it.
+
+        Raises:
+            PayloadError: the file has become shorter.
+        """
+        crc = 0
+        for data in self:
+            crc = google_crc32c.extend(crc, data)
+        return crc
 
     def send(self, sock: socket.socket, *, timeout_s: float, sent: Callable[[int], None]) -> None:
         """Sends all of it over a connected socket that has this timeout; `sent` counts its bytes.

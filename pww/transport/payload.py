@@ -37,6 +37,10 @@ def write_payload(
 
     Durably, but for `synced=False`: then the caller sees to that.
 
+    A tensor is encoded where it lives, and only its parts come to the host. A codec whose decoding
+    depends on the device works on the host, as it will at the other end: an accelerator's matrix
+    products may be less than fp32, and what is lost would be told wrongly.
+
     `lost` is told of each tensor what decoding will not give back, tensor - decoded: flat, in runs
     of up to `PIECE` values, for these are all the memory that is needed. `seed` is a text that is
     another for every payload; codecs that draw, draw by it and the tensor's name.
@@ -53,6 +57,8 @@ def write_payload(
             flat, key = tensor.reshape(-1), draw_seed(seed, name)
             for start in range(0, max(flat.numel(), 1), PIECE):  # an empty tensor is an empty run
                 run = flat[start : start + PIECE]
+                if not codec.exact_decode:
+                    run = run.cpu()
                 try:
                     parts = codec.encode(run, seed=key + start // codec.granule)
                 except NotFiniteError as fault:

@@ -1,4 +1,4 @@
-"""Every merge rule keeps the same promises: shape, no side effects, symmetry, and what it withstands."""
+"""Every merge rule keeps the same promises: shape, symmetry, and what it withstands."""
 
 import itertools
 

@@ -23,6 +23,7 @@ from net_faults import (
     early_close,
     flip,
     flipped_down,
+    flipped_unsaid,
     flipped_up,
     gzipped,
     longer_up,
@@ -106,9 +107,35 @@ def test_fault_of_a_download(desk: Desk, tmp_path: Path, fault: Fault, text: str
 
 
 def test_flipped_bit_of_a_download(desk: Desk, tmp_path: Path, caplog) -> None:
+    """The piece's sum shows it: that piece travels once more, and in the end it is given up."""
+    source, info = published(desk, tmp_path, 2)
+    pieces = -(-info.size_bytes // PIECE)
+    with BadHttp(desk.server.port, Nth(GET, flipped_down)) as proxy:
+        client = carrier(proxy.url)
+        client.get(info, tmp_path / "file")
+        ranges = [request.headers["range"] for request in proxy.requests]
+    assert (len(ranges), len(set(ranges))) == (pieces + 1, pieces)
+    assert client.transfers().retries == 1
+    assert (tmp_path / "file").read_bytes() == source.read_bytes()
+    assert "damaged on the way" in caplog.text
+    assert "downloaded anew" not in caplog.text
+
+    (tmp_path / "file").unlink()
+    ever = Nth(GET, flipped_down, ever=True)
+    with (
+        BadHttp(desk.server.port, ever) as proxy,
+        pytest.raises(PayloadError, match=r"CRC-32C .{8}, not .{8}; so it was 5 times: the object"),
+    ):
+        carrier(proxy.url).get(info, tmp_path / "file")
+    nothing_but(tmp_path, source.name, "file.part", "file.done")
+    carrier(desk.url).get(info, tmp_path / "file")
+    assert (tmp_path / "file").read_bytes() == source.read_bytes()
+
+
+def test_flipped_bit_of_a_download_without_sums(desk: Desk, tmp_path: Path, caplog) -> None:
     """Only the digest of the whole can show it: all travels once more, and then it is given up."""
     source, info = published(desk, tmp_path, 2)
-    with BadHttp(desk.server.port, Nth(GET, flipped_down)) as proxy:
+    with BadHttp(desk.server.port, Nth(GET, flipped_unsaid)) as proxy:
         client = carrier(proxy.url)
         client.get(info, tmp_path / "file")
         assert client.transfers().bytes_down == 2 * info.size_bytes
@@ -117,7 +144,7 @@ def test_flipped_bit_of_a_download(desk: Desk, tmp_path: Path, caplog) -> None:
     assert "downloaded anew" in caplog.text
 
     (tmp_path / "file").unlink()
-    ever = Nth(GET, flipped_down, ever=True)
+    ever = Nth(GET, flipped_unsaid, ever=True)
     with (
         BadHttp(desk.server.port, ever) as proxy,
         pytest.raises(PayloadError, match=f"BLAKE3 {info.digest} were announced.*so it was twice"),

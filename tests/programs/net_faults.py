@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from bad_http import Fault, Forward, HangUp, Reply, Request
 
-from pww.transport.blob_wire import etag
+from pww.transport.blob_wire import CRC, etag
 
 
 class Nth:
@@ -79,6 +79,13 @@ def gzipped(request: Request, forward: Forward) -> Reply:
 def flipped_down(request: Request, forward: Forward) -> Reply:
     reply = forward(request)
     reply.body = flip(reply.body)
+    return reply
+
+
+def flipped_unsaid(request: Request, forward: Forward) -> Reply:
+    """A proxy that passes on no header that it does not know."""
+    reply = flipped_down(request, forward)
+    reply.headers.pop(CRC, None)
     return reply
 
 

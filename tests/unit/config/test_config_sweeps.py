@@ -27,8 +27,8 @@ def test_one_bad_job_refuses_the_sweep() -> None:
     assert sorted(caught.value.faults) == sorted(
         [
             "optim.batch_windows=8: must be a multiple of parallel.ranks=3; for example 9",
-            "data=foo: data is one of c4, cifar10, digits, gutenberg, jsonl, parquet, pydocs, text, "
-            "tinyshakespeare, wikitext2",
+            "data=foo: data is one of c4, cifar10, digits, gutenberg, jsonl, parquet, pydocs, "
+            "text, tinyshakespeare, wikitext2",
         ]
     )
 

@@ -71,7 +71,7 @@ def test_changes_given_whole_would_be_added_so_they_are_refused(word: str) -> No
 def test_models_of_a_folder_below_are_choices(word: str, meant: str) -> None:
     (told,) = refused(f"model={word}")
     assert told.startswith(f"model={word}: model is one of ")
-    assert told.endswith(f"qwen3_debug, hf/folder, hf/gpt2, hf/llama{meant}")
+    assert told.endswith(f"resnet_digits, hf/folder, hf/gpt2, hf/llama{meant}")
 
 
 def test_a_group_of_its_own_is_no_choice_of_the_one_above() -> None:

@@ -103,7 +103,8 @@ def test_the_schedule_is_that_of_a_run() -> None:
 def test_the_quadratic_s_keys_mean_the_same() -> None:
     config = prepare(
         [
-            "task=quadratic", "method=local", "workers=6", "method.participation=0.5", "method.divide_by=expected",
+            "task=quadratic", "method=local", "workers=6", "method.participation=0.5",
+            "method.divide_by=expected",
             "method.delay=2", "diloco.inner_steps=4", "codec=randomk", "codec.keep=1024",
             "optim.lr=0.1", "diloco.outer.lr=0.5", "attack=inner_product", "attack.workers=2",
             "attack.scale=0.3", "task.optima=[1,2,3,4,5,6]",
@@ -140,7 +141,8 @@ def test_the_quadratic_reaches_its_closed_form() -> None:
     a, eta, workers = 1.0, 0.4, 3
     floor = a / 2 * eta**2 / ((1 - (1 - eta * a) ** 2) * workers)
     made, rows = run(
-        "task=quadratic", "method=local", f"task.curvature=[{a}]", f"workers={workers}", f"optim.lr={eta}",
+        "task=quadratic", "method=local", f"task.curvature=[{a}]", f"workers={workers}",
+        f"optim.lr={eta}",
         "diloco.inner_steps=5", "lab.steps=4000", "lab.eval_every=500",
     )  # fmt: skip
     assert made.loss == pytest.approx(floor, rel=0.05)

@@ -21,7 +21,7 @@ from pww.transport.payload import PayloadReader, write_payload
 
 CODECS = (
     "fp32", "bf16", "fp16", "int8", "int4", "int2", "sign", "topk-64-b2", "topk-256-b4",
-    "topk-41-b8", "topk-4096-b16", "randomk-64", "randomk-100-raw", "dct-64",
+    "topk-41-b8", "topk-4096-b16", "randomk-64", "randomk-100-raw", "dct-64", "dither-4",
 )  # fmt: skip
 SHAPES = {"a": (3, 5), "b": (4096,), "c": (2, 4097), "d": (64, 65), "e": (5, 3), "f": (1,)}
 SIZE = sum(p.stop - p.start for p in places(SHAPES).values())
@@ -88,6 +88,7 @@ def payload_of(
         ("codec=randomk", "codec.keep=256"),
         ("codec=randomk", "codec.feedback=true"),
         ("codec=dct",),
+        ("codec=dither",),
     ],
     ids=lambda words: " ".join(words),
 )
@@ -206,7 +207,7 @@ def test_bytes_are_those_of_the_codec(name: str) -> None:
     assert made.payload == made.values + made.indices == made.star_up
     assert made.all_gather == 4 * made.payload
     sparse = name.split("-")[0] in ("topk", "randomk", "dct")
-    assert (made.indices > 0) == sparse
+    assert (made.indices > 0) == (sparse or name == "dither-4")  # keys
     assert made.ring == (made.all_gather if sparse else round(8 / 5 * made.payload))
 
 

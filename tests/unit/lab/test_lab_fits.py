@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import sys
 
 import numpy as np
 import pytest
@@ -163,3 +164,11 @@ def test_cells_of_which_no_share_determines_a_fit_are_refused() -> None:
     with pytest.raises(ConfigError) as refused:
         compare(cells, splits=1, fitted_share=0.003)
     assert "none of 1000 random draws of cells determines a fit (rival)" in str(refused.value)
+
+
+def test_a_machine_without_scipy_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "scipy.optimize", None)
+    with pytest.raises(ConfigError) as refused:
+        fit(grid(rule))
+    assert str(refused.value).startswith("a fit needs scipy, which cannot be imported (")
+    assert str(refused.value).endswith("; pip install 'pww[lab]'")

@@ -130,6 +130,28 @@ def test_partial_participation_counts_and_divides() -> None:
     assert got.tokens == pytest.approx(4 * 3 * 0.4, abs=1)
 
 
+def test_an_absent_worker_keeps_its_rest() -> None:
+    made = setting(
+        curvature=(1.0,), lr=0.1, noise=0.0, workers=1, participation=0.5, codec="randomk",
+        kept=0.5, error_feedback=True,
+    )  # fmt: skip
+    s, chances = 1 - 0.9**3, {"absent": 0.5, "sent": 0.25, "unsent": 0.25}
+    law: dict[float, float] = {}
+    for turns in itertools.product(chances, repeat=3):
+        x, rest = 1.0, 0.0
+        for turn in turns:
+            if turn != "absent":
+                rest += s * x
+            if turn == "sent":
+                x, rest = x - rest, 0.0
+        where = round(x, 9)
+        law[where] = law.get(where, 0.0) + math.prod(chances[turn] for turn in turns)
+    ends = run(made, seed=4, rounds=3, chains=20_000, burn_in=0.7).position[:, 0]
+    places, counts = np.unique(np.round(ends, 9), return_counts=True)
+    seen = dict(zip(places.tolist(), (counts / 20_000).tolist(), strict=True))
+    assert seen == pytest.approx(law, abs=4 * math.sqrt(0.25 / 20_000))
+
+
 def test_delay_holds_the_first_deltas_back() -> None:
     made = setting(curvature=(1.0,), lr=0.1, noise=0.0, delay=2)
     losses = [row["loss"] for row in run(made, seed=1, rounds=4, eval_every=1).rows]

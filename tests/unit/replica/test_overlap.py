@@ -13,6 +13,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "programs"))
 
+from accelerator import accelerator, far
 from lone_replica import PLAN, RATE, SHAPES, SPACE, Lone, Pull, alone, drawn_for_merged, open_outbox
 
 from pww.central.audit import audit, merged_deltas
@@ -178,6 +179,21 @@ def test_theta_is_that_of_an_outer_step_one_phase_late(run, ranks) -> None:
     assert np.array_equal(lone.trainer.theta["weight"].numpy(), theta_of(run))
     assert lone.outbox.pending is None
     assert not list(run.glob("sent*"))
+
+
+class Away(Pull):
+    """Its parameters live on an accelerator."""
+
+    def tensors(self):
+        for name, value in super().tensors():
+            yield name, far(value)
+
+
+def test_parameters_on_an_accelerator_make_the_same_theta(run, ranks):
+    with accelerator():
+        Lone(run, ranks, trainer=Away()).train(overlap=True)
+    check_exactly_once(run)
+    check_theta(run, STRAIGHT)
 
 
 @pytest.mark.parametrize("overlap", [False, True])

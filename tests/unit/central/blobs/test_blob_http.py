@@ -83,6 +83,9 @@ def test_get(
         assert int(reply.headers["content-length"]) == stop - start
         told = {206: f"bytes {start}-{stop - 1}/{len(A)}", 416: f"bytes */{len(A)}"}.get(status)
         assert reply.headers.get("content-range") == told
+        summed = status == 206 and method == "GET"
+        crc = f"{google_crc32c.value(A[start:stop]):08x}" if summed else None
+        assert reply.headers.get(CRC) == crc
         assert reply.content == (A[start:stop] if method == "GET" else b"")
 
 
