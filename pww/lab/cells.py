@@ -42,6 +42,8 @@ SHORT = {
 }
 """Names of keys that are typed often; all others are written whole."""
 WHOLE = {short: key for key, short in SHORT.items()}
+AT = "@"
+"""`H=16@0.003`: that cell at that learning rate, tuned or not."""
 MAX_LENGTH = 100
 """Longer names are cut: a file system takes 255 bytes, with the seed and the rate in them."""
 PLAIN = re.compile(r"[\w.+-]+", re.ASCII)
@@ -85,12 +87,12 @@ class Reference:
 
 
 def reference(text: str) -> Reference:
-    """What is meant by overrides in any order, or by a name as it stands.
+    """What is meant by overrides in any order, or by a name as it stands; a rate is no part of it.
 
     Raises:
         LabError: it is neither.
     """
-    text = text.strip()
+    text = text.partition(AT)[0].strip()
     if text == BASE or "~" in text:
         return Reference(text, {})
     cell: dict[str, Value] = {}
@@ -103,6 +105,29 @@ def reference(text: str) -> Reference:
             )
         cell[WHOLE.get(key, key)] = value
     return Reference(cell_id(cell), {key: text_of(value) for key, value in cell.items()})
+
+
+def full_name(text: str) -> str:
+    """The one spelling of a cell that a person typed, with its rate if there is one.
+
+    Raises:
+        LabError: it is no cell, or no rate.
+    """
+    name, rate = reference(text).name, rate_of(text)
+    return name if rate is None else f"{name}{AT}{rate:g}"
+
+
+def rate_of(text: str) -> float | None:
+    """The learning rate after the `@`.
+
+    Raises:
+        LabError: it is no number.
+    """
+    _, at, rate = text.partition(AT)
+    try:
+        return float(rate) if at else None
+    except ValueError:
+        raise LabError(f"{text}: {rate or 'nothing'} is no learning rate") from None
 
 
 def common(cells: Iterable[Mapping[str, Value]]) -> dict[str, Value]:

@@ -22,7 +22,7 @@ from pww.log import JsonLines, read_json_lines
 def predict(study: Path, prediction: Prediction) -> None:
     """Writes the claim down, durably; the same claim twice is written once.
 
-    Only its own cell must not have run: what it is measured against may be known.
+    Only its own cell must not have run, at whatever rate: what it is measured against may be known.
 
     Raises:
         LabError: an outcome is in, or a run of the cell has begun to show one.
@@ -46,7 +46,7 @@ def predict(study: Path, prediction: Prediction) -> None:
     for folder in folders:
         metrics = folder / METRICS_FILE
         begun = metrics.exists() and metrics.stat().st_size > 0
-        if begun and cell_of(folder.name) == prediction.cell:
+        if begun and cell_of(folder.name) == meant.name:
             raise LabError(
                 f"cell={prediction.cell}: {folder.name} has begun, and shows how it goes; remove "
                 "that run, or make the claim in another study"

@@ -16,7 +16,7 @@ from pww.clock import Clock, SystemClock
 from pww.config import paths
 from pww.config.faults import did_you_mean
 from pww.errors import ConfigError, PwwError
-from pww.lab.cells import reference
+from pww.lab.cells import full_name
 from pww.lab.log import predict
 from pww.lab.predictions import NOTHING, QUANTITIES, Prediction
 from pww.lab.studies.catalogue import RECIPES
@@ -49,8 +49,8 @@ def _predict(words: Sequence[str], clock: Clock) -> int:
     against = given.get("against", NOTHING)
     prediction = Prediction(
         claim=given["claim"],
-        cell=reference(given["cell"]).name,
-        against=against if against == NOTHING else reference(against).name,
+        cell=full_name(given["cell"]),
+        against=against if against == NOTHING else full_name(against),
         quantity=given["quantity"],
         low=_number(given, "low"),
         high=_number(given, "high"),

@@ -5,12 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pww.errors import LabError
-from pww.lab.cells import Value, cell_id, common, reference
+from pww.lab.cells import AT, Value, cell_id, common, rate_of, reference
 from pww.lab.records import Run
 from pww.lab.report.interval import Interval, interval
-
-AT = "@"
-"""`H=16@0.003`: that cell at that rate, tuned or not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,14 +85,10 @@ def find(cells: Sequence[Cell], name: str) -> Cell:
     Raises:
         LabError: there is none, or several, and which there are.
     """
-    text, at, rate = name.partition(AT)
-    meant, shared = reference(text), common(cell.overrides for cell in cells)
+    meant, lr = reference(name), rate_of(name)
+    shared = common(cell.overrides for cell in cells)
     found = [cell for cell in cells if meant.means(cell.overrides, shared)]
-    if at:
-        try:
-            lr = float(rate)
-        except ValueError:
-            raise LabError(f"{name}: {rate} is no learning rate") from None
+    if lr is not None:
         found = [cell for cell in found if cell.lr == lr]
     else:
         found = shown(found)
@@ -103,11 +96,13 @@ def find(cells: Sequence[Cell], name: str) -> Cell:
     if len(found) == 1:
         return found[0]
     if not found:
-        names = [cell.name for cell in (cells if at else shown(cells))]
+        names = [cell.name for cell in (shown(cells) if lr is None else cells)]
         there = ", ".join(dict.fromkeys(names)) or "none"
         raise LabError(f"no finished run of the cell {name}; there are {there}")
     several = ", ".join(f"{cell.label}{AT}{cell.lr:g} ({cell.task})" for cell in found)
-    raise LabError(f"{name} is several cells: {several}; say which rate, as in {text}{AT}0.003")
+    raise LabError(
+        f"{name} is several cells: {several}; say which rate, as in {meant.name}{AT}0.003"
+    )
 
 
 def axes(cells: Sequence[Cell]) -> list[str]:

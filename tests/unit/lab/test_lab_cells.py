@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pww.errors import LabError
-from pww.lab.cells import MAX_LENGTH, cell_id, common, reference, text_of
+from pww.lab.cells import MAX_LENGTH, cell_id, common, full_name, reference, text_of
 
 KEYS = st.sampled_from(
     ["codec", "codec.keep", "diloco.inner_steps", "merge", "workers", "task.text", "H2.x", "lab.a"]
@@ -91,3 +91,12 @@ def test_a_list_is_one_value_of_a_reference() -> None:
 def test_what_is_no_cell_is_refused(text: str) -> None:
     with pytest.raises(LabError, match="a cell is its overrides, such as codec=topk,H=16, or base"):
         reference(text)
+
+
+def test_a_rate_is_beside_the_cell() -> None:
+    assert reference("H=16@0.003") == reference("H=16")
+    assert full_name("H=16,codec=topk@3e-3") == "codec=topk,H=16@0.003"
+    assert full_name("H=16,codec=topk") == "codec=topk,H=16"
+    for text, said in (("H=16@fast", "fast"), ("H=16@", "nothing")):
+        with pytest.raises(LabError, match=f"{text}: {said} is no learning rate"):
+            full_name(text)

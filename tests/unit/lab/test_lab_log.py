@@ -12,6 +12,8 @@ from pww.errors import LabError
 from pww.lab import log
 from pww.lab.log import note_outcome, predict, seal_faults
 from pww.lab.predictions import Prediction, append, written
+from pww.lab.report.cells import cells_of
+from pww.lab.report.verdict import judged
 from pww.lab.study import read_study
 from pww.log import read_json_lines
 
@@ -76,7 +78,7 @@ def test_what_diverges_can_be_predicted() -> None:
     assert claim(low=math.inf, high=math.inf).low == math.inf
 
 
-@pytest.mark.parametrize("cell", ["codec=topk", "codec=topk,steps=100"])
+@pytest.mark.parametrize("cell", ["codec=topk", "codec=topk,steps=100", "codec=topk@0.001"])
 def test_a_claim_after_its_outcome_is_refused(study: Path, cell: str) -> None:
     finished(study, {**TOPK, "lab.steps": 100}, 2.0)
     finished(study, {**DENSE, "lab.steps": 100}, 2.0)
@@ -89,6 +91,17 @@ def test_a_claim_about_a_run_that_has_begun_is_refused(study: Path) -> None:
     unfinished(study, TOPK, evals=[(0, 4.0)])
     with pytest.raises(LabError, match="codec=topk-s0 has begun, and shows how it goes"):
         predict(study, claim())
+
+
+def test_a_claim_about_one_rate_of_a_cell_is_judged_at_that_rate(study: Path) -> None:
+    one = claim(cell="codec=topk@0.001", against="codec=fp32@0.001", low=0.4, high=0.6)
+    predict(study, one)
+    cell_runs(study, DENSE, [2.0, 2.0], lr=1e-3, candidate=True)
+    cell_runs(study, TOPK, [2.5, 2.5], lr=1e-3, candidate=True)
+    cell_runs(study, DENSE, [1.0, 1.0], lr=1e-2, tuned=True)
+    cell_runs(study, TOPK, [1.0, 1.0], lr=1e-2, tuned=True)
+    (found,) = judged([one], cells_of(read_study(study).runs), faults(study)[0])
+    assert found.verdict == "confirmed"
 
 
 def test_what_a_claim_is_measured_against_may_be_known(study: Path) -> None:
