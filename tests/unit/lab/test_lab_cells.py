@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pww.errors import LabError
@@ -45,6 +45,7 @@ def same(one: dict, other: dict) -> bool:
 
 
 @given(CELLS, CELLS)
+@settings(deadline=None)
 def test_two_cells_have_two_names_and_every_name_is_a_folders(one: dict, other: dict) -> None:
     assert (cell_id(one) == cell_id(other)) == same(one, other)
     assert re.fullmatch(r"[\w.=,+~-]+", cell_id(one), re.ASCII)
