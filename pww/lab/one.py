@@ -85,12 +85,13 @@ def _train(
         if isinstance(task, CharLm):
             import torch
 
+            from pww.lab.charlm import SIZES
             from pww.lab.engine import run
 
             torch.set_num_threads(config.lab.threads)
-            each = config.workers * config.optim.batch_windows
+            each = config.workers * config.optim.batch_windows * SIZES[task.size].context
             with progress(
-                words, total=config.lab.steps * each, clock=clock, unit="windows"
+                words, total=config.lab.steps * each, clock=clock, unit="tokens"
             ) as advance:
                 made = run(
                     config, task, write=lambda row: rows.write(row),

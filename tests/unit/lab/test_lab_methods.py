@@ -1,80 +1,16 @@
-"""Methods against what they are said to be: identities, and step-by-step references."""
+"""Methods with an outer loop, and plain training, against what they are said to be."""
 
 from collections.abc import Sequence
-from functools import cache
 
 import pytest
 import torch
+from lab_engine import PLAIN, TOY, after, batches, batches_without_moving, engine, grads_of
 
-from pww.codec import codec_named
-from pww.config.prepare import LAB, prepare
-from pww.config.schema.lab import CharLm, LabConfig
 from pww.errors import ConfigError
 from pww.lab import charlm
 from pww.lab.engine import Engine
 from pww.lab.methods.diloco import fragments
-from pww.lab.stack import Stack, flat, places
-from pww.lab.text import Corpus, Piece, encoded
-
-TOY = charlm.SIZES["toy"]
-PLAIN = ("optim=sgd", "optim.momentum=0", "optim.weight_decay=0", "optim.warmup=0", "optim.lr=0.1")
-"""Plain gradient descent; its clip is far away."""
-
-
-def corpus() -> Corpus:
-    draws = torch.Generator().manual_seed(5)
-    letters = torch.randint(97, 123, (40, 200), generator=draws).tolist()
-    pieces = tuple(
-        Piece(f"author {i % 8}", "".join(map(chr, row)) + " the end. ")
-        for i, row in enumerate(letters)
-    )
-    return Corpus("made", pieces, encoded("what nobody has read, and it goes on. " * 20))
-
-
-TEXT = corpus()
-
-
-@cache
-def config(words: tuple[str, ...]) -> LabConfig:
-    made = prepare(["lab.steps=240", "lab.eval_windows=4", *words], shape=LAB).configs[0]
-    assert isinstance(made, LabConfig)
-    return made
-
-
-def engine(*words: str) -> Engine:
-    made = config(words)
-    assert isinstance(made.task, CharLm)
-    return Engine(made, made.task, TEXT)
-
-
-def after(steps: int, *words: str) -> torch.Tensor:
-    """Theta after so many steps."""
-    made = engine(*words)
-    for _ in range(steps):
-        made.step()
-    return made.method.theta().clone()
-
-
-def grads_of(rows: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """Gradients, worker by worker."""
-    found = []
-    for row, own in zip(rows, tokens, strict=True):
-        stack = Stack(TOY.shapes, workers=1)
-        stack.load(row)
-        stack.backward(charlm.losses(stack.params, own[None], size=TOY))
-        found.append(stack.grads[0])
-    return torch.stack(found)
-
-
-def batches(made: Engine, steps: int) -> list[torch.Tensor]:
-    """The windows that an engine like this one will draw."""
-    return [
-        made._streams.draw(
-            made._draws, windows=made._config.optim.batch_windows, length=TOY.context + 1
-        )
-        for _ in range(steps)
-    ]
-
+from pww.lab.stack import flat, places
 
 # identities
 
@@ -225,13 +161,6 @@ def test_absent_workers_do_not_train_and_do_not_count() -> None:
     assert len(seen) > 1
 
 
-def batches_without_moving(made: Engine, steps: int) -> list[torch.Tensor]:
-    state = made._draws.get_state()
-    found = batches(made, steps)
-    made._draws.set_state(state)
-    return found
-
-
 def test_absent_or_expected_divide_by_different_numbers() -> None:
     words = (
         "workers=4",
@@ -331,76 +260,3 @@ def test_the_solo_step_is_whole() -> None:
     )
     whole = after(6, *words, "diloco.outer.lr=0.5", "diloco.outer.solo_full_step=true")
     assert torch.equal(whole, after(6, *words, "diloco.outer.lr=1"))
-
-
-# gradients
-
-
-def encoded_by(codec: str, rows: torch.Tensor) -> torch.Tensor:
-    made, found = codec_named(codec), torch.empty_like(rows)
-    for name, place in places(TOY.shapes).items():
-        for row, out in zip(rows, found, strict=True):
-            parts = made.encode(row[place].view(TOY.shapes[name]))
-            out[place] = made.decode(parts, TOY.shapes[name]).view(-1)
-    return found
-
-
-def test_dgc_step_by_step() -> None:
-    """u = m u + g, v += u; the largest of v go out; u and what went of v are forgotten."""
-    made = engine(
-        "method=dgc", "workers=2", "codec.value_bits=16", "optim.lr=0.1", "optim.warmup=0"
-    )
-    theta = made.method.theta().clone()
-    u = v = torch.zeros(2, theta.numel())
-    for tokens in batches_without_moving(made, 5):
-        u = 0.9 * u + grads_of(theta.expand(2, -1), tokens)
-        v = v + u
-        sent = encoded_by("topk-64-b16", v)
-        v = v - sent
-        u = torch.where(sent != 0, 0.0, u)
-        theta = theta - made._lrs[made.steps] * sent.mean(0)
-        made.step()
-        torch.testing.assert_close(made.method.theta(), theta, rtol=1e-3, atol=1e-5)
-
-
-def test_demo_step_by_step() -> None:
-    """The momentum loses what it sends; the step is the sign of the average."""
-    made = engine("method=demo", "workers=2", "optim.lr=1e-3", "optim.warmup=0")
-    theta = made.method.theta().clone()
-    momentum = torch.zeros(2, theta.numel())
-    agree = 0.0
-    for tokens in batches_without_moving(made, 3):
-        momentum = 0.999 * momentum + grads_of(made.stack.values, tokens)
-        sent = encoded_by("dct-64", momentum)
-        momentum = momentum - sent
-        before = made.method.theta().clone()
-        rate = made._lrs[made.steps]
-        made.step()
-        moved = before - made.method.theta()
-        torch.testing.assert_close(moved.abs(), torch.full_like(moved, rate), rtol=0, atol=2e-7)
-        agree += float((moved.sign() == sent.mean(0).sign()).double().mean()) / 3
-    assert agree > 0.999  # a value next to zero may round to either side
-
-
-def test_compressed_gradients_keep_what_they_did_not_send() -> None:
-    words = ("method=sync", "workers=2", "codec=topk", "codec.keep=256", *PLAIN)
-    made = engine(*words)
-    theta, rest = made.method.theta().clone(), torch.zeros(2, 5376)
-    for tokens in batches_without_moving(made, 5):
-        wanted = grads_of(theta.expand(2, -1), tokens) + rest
-        sent = encoded_by("topk-256-b2", wanted)
-        rest = wanted - sent
-        theta = theta - made._lrs[made.steps] * sent.mean(0)
-        made.step()
-        torch.testing.assert_close(made.method.theta(), theta, rtol=1e-3, atol=1e-4)
-
-
-def test_workers_are_clipped_one_by_one() -> None:
-    from pww.lab.inner import clip_rows_
-
-    rows = torch.stack([torch.full((4,), 3.0), torch.full((4,), 0.1)])
-    expected = rows.clone().requires_grad_()
-    expected.grad = rows[:1].clone().expand(2, -1).clone()
-    clip_rows_(rows, 2.0)
-    assert float(rows[0].norm()) == pytest.approx(2.0, rel=1e-5)
-    assert torch.equal(rows[1], torch.full((4,), 0.1))
