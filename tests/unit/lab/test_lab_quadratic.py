@@ -109,6 +109,22 @@ def test_error_feedback_loses_nothing_of_what_is_sent_late() -> None:
     np.testing.assert_allclose(got.position.mean(axis=0), 2.5, atol=0.03)
 
 
+def test_loss_is_the_mean_of_the_workers_above_its_least() -> None:
+    factors, optima, a = np.array([4.0, 1.0, 0.5]), np.array([1.0, -2.0, 3.0]), 0.3
+    made = setting(
+        curvature=(a,), workers=3, inner_steps=1, lr=0.1, noise=0.0, start=0.7,
+        curvature_factors=tuple(factors), optima=tuple(optima),
+    )  # fmt: skip
+    got = run(made, seed=1, rounds=1, burn_in=0.0)
+
+    def mean_loss(x: float) -> float:
+        return float((factors * a / 2 * (x - optima) ** 2).mean())
+
+    best = float((factors * optima).sum() / factors.sum())
+    assert got.loss == pytest.approx(mean_loss(got.position[0, 0]) - mean_loss(best))
+    assert run(made, seed=1, rounds=900, burn_in=0.9).loss < 1e-12
+
+
 def test_unequal_steps_are_taken() -> None:
     made = setting(
         curvature=(1.0,), lr=0.1, noise=0.0, workers=3, inner_steps=9, worker_steps=(1, 4, 9)
