@@ -104,7 +104,14 @@ def table() -> None:
         paths.PROJECT = Path(folder)
         began = time.perf_counter()
         code = app.start(
-            ["lab.study=bench", f"lab.steps={STEPS}", f"lab.seeds={SEEDS}", *CELLS, "-m"]
+            [
+                "lab.study=bench",
+                f"lab.steps={STEPS}",
+                f"lab.seeds={SEEDS}",
+                *CELLS,
+                f"hydra.sweep.dir={folder}/sweeps",
+                "-m",
+            ]
         )
         took_s = time.perf_counter() - began
     assert code == 0, code
