@@ -73,7 +73,15 @@ def test_an_errand_is_heard_once_and_reported(
         heard.append(errand)
         return Report(rank, 7 * len(heard), 2, "no way" if len(heard) == 2 else "")
 
+    looks: list[str] = []
+    read = crews._read
+
+    def looked(place: Any, key: str) -> Any:
+        looks.append(key)
+        return read(place, key)
+
     monkeypatch.setattr(crews, "carry", carried)
+    monkeypatch.setattr(crews, "_read", looked)
     crew = StoreCrew(store, size=2)
     assert crew.size == 2
     for number in (1, 2):
@@ -81,6 +89,8 @@ def test_an_errand_is_heard_once_and_reported(
         asked = crew.begin([errand, replace(errand, share=9)])  # nobody listens as rank 2
         until(asked.reports)
         fault = "no way" if number == 2 else ""
+        looks.clear()
+        until(lambda: looks.count("pww/errand/1") > 2)  # it stands there still
         assert asked.reports() == [Report(1, 7 * number, 2, fault)]
         asked.end()
     assert heard == [replace(ERRAND, share=1), replace(ERRAND, share=2)]

@@ -180,6 +180,7 @@ def test_a_rank_that_says_that_it_did_is_not_believed(desk: Desk, tmp_path: Path
     client.put(path, info)
     arrived(desk, path, info.digest)
     assert client.transfers().bytes_up == info.size_bytes
+    assert client.transfers().retries == 0, "asked before the end, not refused at it"
 
 
 def test_a_rank_that_sees_another_file_costs_a_second_upload(
