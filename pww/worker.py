@@ -16,9 +16,10 @@ from pww import log as pww_log
 from pww.clock import Clock, SystemClock
 from pww.config import paths
 from pww.config.load import read_config
-from pww.config.schema import Config, Images
+from pww.config.schema import Config, Images, Slurm
 from pww.errors import CheckpointError, DataError, PwwError, Stopped
 from pww.folder import owned, write_durably
+from pww.launcher import lives
 from pww.launcher.process import die_with_parent
 from pww.trainer import place, signals
 
@@ -74,6 +75,8 @@ def main(
             if rank == 0:
                 remedy = "wait for it, or start another run with its own run.name"
                 stack.enter_context(owned(run, remedy=remedy))
+                if isinstance(config.site.queue, Slurm):
+                    lives.begin(run)
             _train(config, run, stack, engine)
     except KeyboardInterrupt:  # before our own handlers were there
         log.error("stopped before training began")
@@ -84,7 +87,7 @@ def main(
         return 1
     except PwwError as fault:
         if isinstance(fault, Stopped) and signals.queue_asked():
-            _leave_marker(run)
+            _leave_marker(run, config)
         if rank == 0:
             log.error("%s", fault)
             if isinstance(fault, Stopped | CheckpointError):
@@ -289,8 +292,17 @@ def _megabytes(trainer: "Trainer", codec: "Codec") -> float:
     return sum(codec.size_bytes(tuple(shape)) for shape in trainer.shapes().values()) / 1e6
 
 
-def _leave_marker(run: Path) -> None:
+def _leave_marker(run: Path, config: Config) -> None:
     """For the batch script, which queues the job again: any rank may have been told first."""
+    if lives.is_stuck(run):
+        log.error(
+            "the job is not queued again: %s jobs in a row ended without one phase of "
+            "diloco.inner_steps=%s; resume it with a longer site.queue.time, or start a run with "
+            "shorter phases",
+            lives.LIVES,
+            config.diloco.inner_steps,
+        )
+        return
     try:
         (run / paths.REQUEUE).touch()
     except OSError as why:

@@ -23,6 +23,9 @@ from pww.transport.payload import EXACT
 from pww.transport.tensorfile import TensorReader
 from pww.wire import Offer, PayloadInfo, RoundReport, Verdict, model_digest
 
+WHO = "pww.train with resume=auto"
+"""What is to be started again after a fault that nothing is lost by."""
+
 
 class AllocationBooks:
     """`replica.together.Books` over a coordinator; `folder` is the run's central folder."""
@@ -54,7 +57,7 @@ class AllocationBooks:
         try:
             generation = write_theta0(self._published.generations, seed, info=info, model=model)
         except OSError as why:
-            raise disk_refused("theta(0)", why) from why
+            raise disk_refused("theta(0)", why, who=WHO) from why
         books.seed(generation=generation.name, state_hash=generation.info.state_hash)
         self._published.publish(generation)
 
@@ -82,7 +85,7 @@ class AllocationBooks:
             with self._published.generations.draft(number, shapes) as draft:
                 yield draft
         except OSError as why:
-            raise disk_refused(f"round {number}", why) from why
+            raise disk_refused(f"round {number}", why, who=WHO) from why
 
     def close(self, offer: Offer, report: RoundReport) -> Verdict:
         """The next round: what was received is merged, its tokens committed. Safe to repeat.

@@ -44,10 +44,10 @@ def resnet_can(config: Config) -> Iterator[str]:
         )
     if config.optim.accumulate != 1:
         yield f"optim.accumulate={config.optim.accumulate}: model={name} takes a batch whole; use 1"
-    if config.parallel.activation_checkpoint != "none":
+    if config.parallel.activation_checkpoint == "selective":
         yield (
-            f"parallel.activation_checkpoint={config.parallel.activation_checkpoint}: BatchNorm of "
-            f"model={name} would count a batch twice; use none"
+            "parallel.activation_checkpoint=selective: knows the layers of torchtitan's models "
+            f"only, not those of model={name}; use none, or full for whole blocks"
         )
     if config.parallel.compile:
         yield f"parallel.compile=true: model={name} is not compiled in this version; use false"

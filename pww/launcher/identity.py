@@ -56,15 +56,22 @@ def current() -> tuple[Code, bytes]:
 
 
 def freeze(code: Code, diff: bytes, folder: Path) -> str:
-    """Writes it into a run's folder; says if the run was started with other code, else ""."""
+    """Writes it into a run's folder; says if the run was started with other code, else "".
+
+    Raises:
+        StateError: the folder cannot be written.
+    """
     before = recorded(folder)
-    write_durably(folder / FILE, (json.dumps(asdict(code), indent=2) + "\n").encode())
     if len(diff) > MAX_DIFF:
         diff = f"{len(diff)} bytes of changes, too many to keep here\n".encode()
-    if diff:
-        write_durably(folder / DIFF, diff)
-    else:
-        (folder / DIFF).unlink(missing_ok=True)
+    try:
+        write_durably(folder / FILE, (json.dumps(asdict(code), indent=2) + "\n").encode())
+        if diff:
+            write_durably(folder / DIFF, diff)
+        else:
+            (folder / DIFF).unlink(missing_ok=True)
+    except OSError as why:
+        raise StateError(f"cannot note the code in {folder}: {why}; make room") from why
     if before is None or before["digest"] == code.digest:
         return ""
     was = str(before["commit"])[:12]
@@ -94,8 +101,9 @@ def keep(code: Code, root: Path) -> Path:
         part = Path(tempfile.mkdtemp(prefix=".part-", dir=folder.parent))
         part.chmod(0o755)
         shutil.copytree(
-            paths.PACKAGE, part / "pww", ignore=shutil.ignore_patterns("__pycache__", "_conf")
-        )
+            paths.PACKAGE, part / "pww", ignore=shutil.ignore_patterns("__pycache__", "_conf"),
+            copy_function=shutil.copy,  # new files: a purge of scratch goes by their age
+        )  # fmt: skip
         try:
             part.rename(folder)
         except OSError:  # another launch was first, or half of an older one was purged

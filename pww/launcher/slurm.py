@@ -16,7 +16,11 @@ from submitit.slurm.slurm import SlurmExecutor
 
 from pww.errors import StateError
 
-PREFIXES = ("SLURM_", "SLURMD_", "SBATCH_", "SRUN_", "SALLOC_", "PMIX_", "PMI_", "SUBMITIT_")
+PREFIXES = (
+    "SLURM_", "SLURMD_", "SBATCH_", "SRUN_", "SALLOC_", "SQUEUE_", "SINFO_", "SCONTROL_", "PMIX_",
+    "PMI_", "SUBMITIT_",
+)  # fmt: skip
+"""SQUEUE_STATES=RUNNING and the like would hide jobs that wait."""
 OF_A_RANK = (
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
     "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL",
@@ -25,6 +29,10 @@ OF_A_RANK = (
 KEPT = ("SLURM_CONF",)
 ANSWER_S = 120.0
 """A command that has not answered by then will not."""
+
+
+class UnansweredError(StateError):
+    """A command whose effect is not known: what it was to queue may be queued."""
 
 
 def scrubbed(environ: Mapping[str, str]) -> dict[str, str]:
@@ -41,12 +49,13 @@ def sbatch(script: Path) -> str:
 
     Raises:
         StateError: Slurm said no, or is not there.
+        UnansweredError: whether it was queued is not known.
     """
     said = _run("sbatch", str(script))
     try:
         job: str = SlurmExecutor._get_job_id_from_submission_command(said)
     except FailedSubmissionError as why:
-        raise StateError(
+        raise UnansweredError(
             f"sbatch answered {said.strip()!r}, which names no job; `squeue --me` shows whether it "
             f"was queued ({script})"
         ) from why
@@ -68,14 +77,52 @@ def queued() -> set[str]:
     return found
 
 
-def partition(name: str) -> str:
-    """State and time limit of a partition, as `up 2-00:00:00`; "" if there is none of this name.
+def partition(name: str) -> dict[str, str]:
+    """What Slurm says of a partition (State, MaxTime, MaxNodes, …); {} if there is none so called.
 
     Raises:
         StateError: Slurm does not answer.
     """
-    said = _run("sinfo", "--noheader", f"--partition={name}", "--format=%a %l").split("\n")
-    return said[0].strip()
+    try:
+        said = _run("scontrol", "-o", "show", "partition", name)
+    except StateError as fault:
+        if "not found" in str(fault):
+            return {}
+        raise
+    return dict(word.split("=", 1) for word in said.split() if "=" in word)
+
+
+def accounts(user: str) -> list[dict[str, str]]:
+    """This user's associations, with their limits; [] where accounting is not asked for any.
+
+    Raises:
+        StateError: there is no accounting here, or it does not answer.
+    """
+    columns = ("Account", "Partition", "MaxJobs", "MaxSubmit", "MaxWall")
+    said = _run(
+        "sacctmgr", "--noheader", "--parsable2", "show", "associations", f"user={user}",
+        f"format={','.join(columns)}",
+    )  # fmt: skip
+    rows = [line.split("|") for line in said.splitlines() if line.strip()]
+    return [dict(zip(columns, row, strict=True)) for row in rows if len(row) == len(columns)]
+
+
+def tested(script: Path) -> str:
+    """What Slurm says to a script that it is only shown: when it would start, and where.
+
+    Raises:
+        StateError: it would not take it; its words are in the sentence.
+    """
+    return _run("sbatch", "--test-only", str(script), errors_too=True)  # it says it there
+
+
+def send(number: int, step: str) -> None:
+    """Has Slurm send a signal to every process of a step, `12.3`, as it does near a job's end.
+
+    Raises:
+        StateError: it does not.
+    """
+    _run("scancel", f"--signal={number}", step)
 
 
 def longest_array() -> int:
@@ -89,7 +136,7 @@ def longest_array() -> int:
     return max(1, int(found[1])) if found else 1000
 
 
-def _run(*command: str) -> str:
+def _run(*command: str, errors_too: bool = False) -> str:
     try:
         done = subprocess.run(
             command, env=scrubbed(os.environ), capture_output=True, text=True, timeout=ANSWER_S,
@@ -100,11 +147,11 @@ def _run(*command: str) -> str:
             f"{command[0]}: not on PATH; submit on a login node of the site, or load its module"
         ) from None
     except subprocess.TimeoutExpired:
-        raise StateError(
+        raise UnansweredError(
             f"{command[0]}: no answer in {ANSWER_S:g} s; look with `squeue --me` what is queued "
             "before trying again"
         ) from None
     if done.returncode:
         words = " ".join((done.stderr or done.stdout).split())
         raise StateError(f"{' '.join(command)} failed: {words or f'exit code {done.returncode}'}")
-    return done.stdout
+    return done.stdout + (done.stderr if errors_too else "")

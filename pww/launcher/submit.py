@@ -39,7 +39,8 @@ def submit(configs: Sequence[Config], *, clock: Clock) -> list[Job]:
 
     Raises:
         ConfigError: two of them want one folder, or one is in the queue already.
-        StateError: Slurm refused an array; folders that were made for it are gone again.
+        StateError: Slurm refused an array; folders that were made for it are gone again. Or it was
+            queued and could not be noted, or nobody knows: then they stay.
     """
     _one_folder_each(configs)
     _not_queued_already(configs)
@@ -59,14 +60,17 @@ def submit(configs: Sequence[Config], *, clock: Clock) -> list[Job]:
                 if said := identity.freeze(code, diff, ready[-1][1]):
                     print(f"{paths.shown(ready[-1][1])}: {said}", file=sys.stderr)
             ids = _queue(ready, kept)
+        except slurm.UnansweredError:
+            raise  # its jobs would start without their folders
         except PwwError:
             for folder in fresh:
                 shutil.rmtree(folder, ignore_errors=True)
             raise
-        for number, one, (config, folder) in zip(group, ids, ready, strict=True):
+        for number, one, (_, folder) in zip(group, ids, ready, strict=True):
             jobs[number] = Job(one, folder)
-            _note(config, jobs[number], code, clock)
         _say(ready, ids)
+        for number in group:
+            _note(configs[number], jobs[number], code, clock)
     return [jobs[number] for number in range(len(configs))]
 
 
@@ -124,10 +128,14 @@ def _queue(ready: Sequence[tuple[Config, Path]], code: Path) -> list[str]:
 
 
 def _note(config: Config, job: Job, code: identity.Code, clock: Clock) -> None:
-    """One line in one write: several launches may note at once."""
+    """One line in one write: several launches may note at once.
+
+    Raises:
+        StateError: it cannot be written.
+    """
     line = {
         "job": job.id,
-        "run": config.run.name,
+        "run": job.folder.name,
         "folder": str(job.folder),
         "replica": config.replica_id,
         "partition": _queue_of(config).partition,
@@ -138,11 +146,17 @@ def _note(config: Config, job: Job, code: identity.Code, clock: Clock) -> None:
         "commit": code.commit,
         "submitted": datetime.fromtimestamp(clock.wall()).isoformat(timespec="seconds"),
     }
-    handle = os.open(_root(config) / JOBS, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     try:
-        os.write(handle, (json.dumps(line) + "\n").encode())
-    finally:
-        os.close(handle)
+        handle = os.open(_root(config) / JOBS, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        try:
+            os.write(handle, (json.dumps(line) + "\n").encode())
+        finally:
+            os.close(handle)
+    except OSError as why:
+        raise StateError(
+            f"job {job.id} is queued, but cannot be noted in {_root(config) / JOBS}: {why}; make "
+            "room before another launch"
+        ) from why
 
 
 def _say(ready: Sequence[tuple[Config, Path]], ids: Sequence[str]) -> None:
@@ -183,9 +197,9 @@ def _not_queued_already(configs: Sequence[Config]) -> None:
     waiting = slurm.queued()
     faults = []
     for config in again:
-        folder = str(_folder(config))
+        folder = _folder(config).resolve()  # typed with or without the links to scratch
         ids = [str(row["job"]) for row in read_json_lines(_root(config) / JOBS)
-               if row.get("folder") == folder]  # fmt: skip
+               if Path(str(row.get("folder"))).resolve() == folder]  # fmt: skip
         faults += [
             f"resume={config.resume}: its job {one} is still in the queue; scancel {one}, or wait "
             "for it"

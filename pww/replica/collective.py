@@ -28,6 +28,7 @@ from pww.replica.circle import Circle
 from pww.replica.live import Piece, pieces
 from pww.replica.tally import OuterReport, Tally
 from pww.trainer.shards import buffers, gather, parameters
+from pww.trainer.statistics import restore, snapshot
 from pww.transport.fingerprint import PIECE
 
 log = logging.getLogger(__name__)
@@ -81,6 +82,7 @@ class Collective:
             for _, buffer in buffers(model):
                 inner.broadcast(buffer)
                 outer.broadcast(buffer)
+        self._buffers = snapshot(model)
 
     def theta(self, name: str) -> torch.Tensor:
         """This rank's flat shard of a parameter in theta_outer, in full precision."""
@@ -122,6 +124,7 @@ class Collective:
             merge_buffers(
                 self._model, inner=self._inner, outer=self._outer, tokens=tally.counted_tokens
             )
+            self._buffers = snapshot(self._model)
         else:
             self.go_back()
         self.round += 1
@@ -140,9 +143,10 @@ class Collective:
 
     @torch.no_grad()
     def go_back(self) -> None:
-        """The model holds theta_outer again: what was done since the last step is void."""
+        """The model holds theta_outer and its buffers: what was done since is void."""
         for piece in self._pieces():
             piece.values.copy_(self._theta[piece.name])
+        restore(self._model, self._buffers)
 
     @torch.no_grad()
     def take(self, kind: Kind) -> None:

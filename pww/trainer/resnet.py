@@ -8,7 +8,7 @@ convolution, as everybody has it now.
 """
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import nn
@@ -92,6 +92,11 @@ class ResNet(nn.Module):
                 before = here * widening
             self.add_module(f"layer{number + 1}", nn.Sequential(*layers))
         self.fc = nn.Linear(before, classes)
+
+    def blocks(self) -> Iterator[nn.Module]:
+        """Those of all stages, in order."""
+        for number in range(self.stages):
+            yield from self.get_submodule(f"layer{number + 1}").children()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Normalised images (n, channels, height, width) in, logits (n, classes) out."""

@@ -1,6 +1,6 @@
 """Running statistics of BatchNorm: the same on all ranks of a replica, or estimated anew."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -30,6 +30,24 @@ def agreed_buffers(model: nn.Module, *, ranks: Ranks) -> None:
             buffer.copy_(most)
 
 
+@torch.no_grad()
+def snapshot(model: nn.Module) -> list[torch.Tensor]:
+    """Copies of all buffers that are state, for `restore`."""
+    return [buffer.clone() for _, buffer in buffers(model)]
+
+
+@torch.no_grad()
+def restore(model: nn.Module, kept: Sequence[torch.Tensor]) -> None:
+    """The buffers are again what they were at `snapshot`."""
+    for (_, buffer), before in zip(buffers(model), kept, strict=True):
+        buffer.copy_(before)
+
+
+def are_finite(model: nn.Module) -> bool:
+    """Whether no buffer went to nan or inf, from which a running mean never comes back."""
+    return all(bool(torch.isfinite(buffer).all()) for _, buffer in buffers(model))
+
+
 @contextmanager
 def recalibrated(
     model: nn.Module, batches: Iterable[torch.Tensor], *, ranks: Ranks
@@ -39,7 +57,7 @@ def recalibrated(
     Afterwards they are what they were. Every rank brings as many batches.
     """
     norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-    kept = [buffer.clone() for _, buffer in buffers(model)]
+    kept = snapshot(model)
     momenta = [norm.momentum for norm in norms]
     was = model.training
     try:
@@ -55,7 +73,5 @@ def recalibrated(
     finally:
         for norm, momentum in zip(norms, momenta, strict=True):
             norm.momentum = momentum
-        with torch.no_grad():
-            for (_, buffer), before in zip(buffers(model), kept, strict=True):
-                buffer.copy_(before)
+        restore(model, kept)
         model.train(was)

@@ -29,9 +29,10 @@ from pww.trainer.accuracy import Score, score
 from pww.trainer.api import EvalResult, PhaseResult, StepHook, Stop
 from pww.trainer.pictures import augmented, normalized
 from pww.trainer.ranks import Ranks
+from pww.trainer.recompute import recompute
 from pww.trainer.resnet import resnet, small_resnet
 from pww.trainer.schedule import phase_lrs
-from pww.trainer.statistics import agreed_buffers, recalibrated
+from pww.trainer.statistics import agreed_buffers, are_finite, recalibrated, restore, snapshot
 from pww.trainer.vision_state import Optimizers
 
 CLASSES = 10
@@ -78,6 +79,8 @@ class VisionTrainer:
             model = small_resnet(classes=CLASSES, seed=seed)
         else:
             model = resnet(f"resnet{layers}", classes=CLASSES, seed=seed)
+        if self._config.parallel.activation_checkpoint == "full":
+            recompute(model.blocks())
         return model.to(self._device)
 
     def _shared(self, model: nn.Module) -> nn.Module:
@@ -138,7 +141,11 @@ class VisionTrainer:
         on_step: StepHook,
         stop: Stop,
     ) -> PhaseResult:
-        """Trains on exactly `windows`; see `api.Trainer.run`."""
+        """Trains on exactly `windows`; see `api.Trainer.run`.
+
+        A phase whose statistics went to nan leaves those that were there before it.
+        """
+        before = snapshot(self.module)
         batch, every = self._optim.batch_windows, self._config.metrics.every_steps
         steps = -(-len(windows) // batch)
         lrs = phase_lrs(progress, progress_end, steps, self._optim)
@@ -166,6 +173,8 @@ class VisionTrainer:
         if reported < images:
             pooled += self._taken(told)
         agreed_buffers(self.module, ranks=self._ranks)
+        if not are_finite(self.module):
+            restore(self.module, before)
         return PhaseResult(
             steps=done,
             tokens=images,

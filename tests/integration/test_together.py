@@ -70,6 +70,18 @@ def rows(run: Path, split: str) -> list[dict[str, object]]:
     return [row for row in read_json_lines(run / "metrics.jsonl") if row["split"] == split]
 
 
+def test_blocks_are_contiguous_and_counterparts_meet_in_order(runs: Path) -> None:
+    assert codes(runs, "places") == [[0] * 6]
+    for rank in range(6):
+        replica, place = divmod(rank, 2)
+        assert json.loads((runs / f"place-{rank}.json").read_text()) == {
+            "replica": replica, "place": [place, replica],
+            "inner": [[2 * replica], [2 * replica + 1]],
+            "outer": [[place], [2 + place], [4 + place]],
+            "world": [place, 2], "everyone": 5,
+        }  # fmt: skip
+
+
 def test_as_two_sites_through_a_central(runs: Path) -> None:
     """The same windows, codec fp32: the same theta to the bit, and so to rounding with FSDP2."""
     assert codes(runs, "reference") == [[0]]
@@ -115,7 +127,7 @@ def test_one_replica_that_is_asked_to_stop_stops_all(runs: Path) -> None:
     exactly_once(runs / "stopped", 48)
 
 
-@pytest.mark.parametrize("where", ["draft", "close"])
+@pytest.mark.parametrize("where", ["draft", "complete", "close", "settle"])
 def test_a_crash_anywhere_in_a_round(where: str, runs: Path) -> None:
     """A phase that is not durable is trained again, one that is counts once: the same theta."""
     name = f"crash-{where}"
@@ -138,6 +150,18 @@ def test_a_disk_that_is_full_for_one_replica(runs: Path) -> None:
         assert "phase-000001.part/inner/1: No space left on device" in said
     equal(theta(runs / "full"), theta(runs / "whole"))
     exactly_once(runs / "full", 48)
+
+
+def test_a_disk_that_is_full_for_theta(runs: Path) -> None:
+    """Every rank says so, and what to do; the round before is gone on from."""
+    first, then = codes(runs, "full-draft")
+    assert (first, then) == ([1, 1], [0, 0])
+    for rank in range(2):
+        said = (runs / "full-draft" / f"said-{rank}").read_text()
+        assert said.startswith("StateError: round 2 could not be written: [Errno 28] No space left")
+        assert said.endswith("make room on that disk and start pww.train with resume=auto again")
+    equal(theta(runs / "full-draft"), theta(runs / "whole"))
+    exactly_once(runs / "full-draft", 48)
 
 
 def test_a_resnet_of_two_replicas_comes_back_from_a_crash(runs: Path) -> None:

@@ -3,6 +3,7 @@
 finish   notes its environment and marks the run as finished
 raise    rank 1 fails with a traceback, the others go on for long
 closed   the real worker, with a closed form in place of the engine
+little   the real worker, with a trainer whose parameters replicas of one allocation can average
 agree    several ranks step until they agree on a stop, and note at which step that was
 """
 
@@ -12,7 +13,8 @@ import sys
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))  # PYTHONSAFEPATH keeps it out
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "integration" / "programs")]  # PYTHONSAFEPATH
 
 
 def finish(run: Path, rank: int) -> int:
@@ -47,6 +49,18 @@ def closed(run: Path, rank: int) -> int:
     return main([str(run)], engine=ClosedForm)
 
 
+def little(run: Path, rank: int) -> int:
+    from little import Little
+
+    from pww.worker import main
+
+    step_s = float(os.environ.get("STEP_S", "0"))
+    return main(
+        [str(run)],
+        engine=lambda config, corpus, ranks: Little(ranks, at_step=lambda _: time.sleep(step_s)),
+    )
+
+
 def agree(run: Path, rank: int) -> int:
     from pww.config.load import read_config
     from pww.trainer import signals
@@ -74,6 +88,7 @@ if __name__ == "__main__":
     assert sys.argv[1:3] == ["-m", "pww.worker"], sys.argv
     does = {
         "finish": finish, "objective": objective, "raise": fail, "closed": closed, "agree": agree,
+        "little": little,
     }  # fmt: skip
     code = does[os.environ["RANK_DOES"]](Path(sys.argv[3]), int(os.environ["SLURM_PROCID"]))
     sys.stdout.flush()

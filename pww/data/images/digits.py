@@ -14,7 +14,7 @@ from pww.data.images.labelled import Labelled
 from pww.errors import DataError
 
 SIDE = 8
-MEAN, STD = (0.3053,), (0.3761,)
+MEAN, STD = (0.3053,), (0.3759,)
 """Of the pixels, on a scale of 0 to 1."""
 
 

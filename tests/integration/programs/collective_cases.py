@@ -127,6 +127,32 @@ def resnet_buffers() -> None:
     wrapped(torch.randn(2, 1, 8, 8)).sum().backward()  # DDP goes on with what was written
 
 
+def one_start() -> None:
+    """Ranks that begin with parameters and statistics of their own begin with those of rank 0."""
+    here = Here(2)
+    model = nn.BatchNorm1d(2)
+    with torch.no_grad():
+        for tensor in model.state_dict().values():
+            tensor.fill_(here.rank + 3)
+    here.collective(model)
+    assert {name: t.tolist() for name, t in model.state_dict().items()} == {
+        "weight": [3.0] * 2, "bias": [3.0] * 2, "running_mean": [3.0] * 2,
+        "running_var": [3.0] * 2, "num_batches_tracked": 3,
+    }  # fmt: skip
+
+
+def buffers_are_rounded_once() -> None:
+    """Three parts that are each too small to show in fp32 show together."""
+    here = Here(4)
+    model = nn.BatchNorm1d(1)
+    collective = here.collective(model)
+    model.running_mean.fill_(1.0 if here.replica == 0 else 2.0**-25)
+    model.num_batches_tracked.fill_([4, 9, 2, 7][here.replica])
+    collective.step(1)
+    assert model.running_mean.tolist() == [0.25 + 2.0**-25]
+    assert int(model.num_batches_tracked) == 9
+
+
 def left_out() -> None:
     """A replica that is not finite, or has no tokens, counts for nothing; with nobody, void."""
     here = Here(2)
@@ -135,18 +161,25 @@ def left_out() -> None:
     with torch.no_grad():
         model.weight.fill_([float("nan"), 0.5][here.replica])
         model.running_mean.fill_([float("inf"), 3.0][here.replica])
+        model.num_batches_tracked.fill_([99, 7][here.replica])
     report = collective.step(1)
     assert report.merged == (1,)
     assert model.weight.tolist() == [0.5, 0.5]
     assert model.running_mean.tolist() == [3.0, 3.0]
+    assert int(model.num_batches_tracked) == 7
     with torch.no_grad():
         model.weight.fill_([0.25, 9.0][here.replica])
     assert collective.step([4, 0][here.replica]).merged == (0,)
     assert model.weight.tolist() == [0.25, 0.25]
     with torch.no_grad():
         model.weight.fill_(float("nan"))
+        model.running_var.fill_(float("nan"))
+        model.num_batches_tracked.fill_(99)
     assert collective.step(1).merged == ()
     assert model.weight.tolist() == [0.25, 0.25]
+    assert model.running_mean.tolist() == [3.0, 3.0]
+    assert model.running_var.tolist() == [1.0, 1.0]
+    assert int(model.num_batches_tracked) == 7
 
 
 def partial_flush() -> None:

@@ -47,6 +47,8 @@ SCENARIOS: dict[str, tuple[tuple[int, ...], Callable[[], None]]] = {
     "buffers": ((4,), cases.buffers_are_their_own_kind),
     "resnet_buffers": ((4,), cases.resnet_buffers),
     "buffers-of-2": ((2,), cases.buffers_are_their_own_kind),
+    "one_start": ((4,), cases.one_start),
+    "rounded_once": ((4,), cases.buffers_are_rounded_once),
     "left_out": ((4,), cases.left_out),
     "partial_flush": ((4,), cases.partial_flush),
     "unlike": ((4,), cases.unlike),

@@ -53,7 +53,7 @@ class Sharded:
 
 
 def main(folder: Path, last: str) -> None:
-    init_ranks(tiny_config())
+    init_ranks(tiny_config({"parallel.ranks": int(os.environ.get("WORLD_SIZE", "1"))}))
     ranks = Ranks()
     outbox = Outbox(folder, ranks=ranks, codec=codec_named("bf16"), keep=2, feedback=True)
     dropped = outbox.rejoin("" if last == "none" else last)

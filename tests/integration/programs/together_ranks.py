@@ -4,6 +4,7 @@ Each run is a folder FOLDER/NAME; a name is one of `RUNS`, whose ranks end with 
 `reference`: the same windows by two sites through a central, in one process.
 """
 
+import errno
 import gc
 import json
 import os
@@ -25,6 +26,7 @@ from pww.allocate import together
 from pww.central import allocation_books
 from pww.central.aggregator import Aggregator
 from pww.central.coordinator import Coordinator
+from pww.central.draft import Draft
 from pww.central.inprocess import InProcessExchange
 from pww.central.ledger import FILE, Ledger
 from pww.clock import SystemClock
@@ -39,6 +41,7 @@ from pww.replica.groups import Allocation, join_ranks
 from pww.replica.outbox import Outbox
 from pww.replica.plan import PhasePlan
 from pww.replica.session import Session
+from pww.replica.together_disk import Checkpoints
 from pww.trainer.ranks import Ranks, init_ranks
 from pww.trainer.titan import TitanTrainer
 from pww.trainer.titan_cpu import install
@@ -98,6 +101,19 @@ def train(run: Path, engine: Engine, windows: int, over: dict[str, Any]) -> None
     except PwwError as fault:
         (run / f"said-{place.everyone.rank}").write_text(f"{type(fault).__name__}: {fault}")
         os._exit(fault.exit_code)
+
+
+def places(folder: Path) -> None:
+    """Who meets whom, as every rank of 6 in 3 replicas says it."""
+    place = join_ranks(config_of({"diloco.replicas": 3, "parallel.ranks": 6}))
+    rank = float(place.everyone.rank)
+    told = {
+        "replica": place.replica, "place": [place.inner.place, place.outer.place],
+        "inner": place.inner.numbers(rank), "outer": place.outer.numbers(rank),
+        "world": [place.ranks.rank, place.ranks.world], "everyone": place.everyone.most(int(rank)),
+    }  # fmt: skip
+    (folder / f"place-{int(rank)}.json").write_text(json.dumps(told))
+    place.ranks.close()
 
 
 def titan(config: Config, place: Allocation) -> TitanTrainer:
@@ -160,20 +176,33 @@ def diverging(config: Config, place: Allocation) -> Little:
     return Little(place.ranks, at_step=at_step)
 
 
-def crash_at(name: str, build: Engine = little) -> Engine:
-    """Rank 0 dies instead of doing this to the books for the second time."""
+def crash_at(
+    name: str, build: Engine = little, *, of: type = allocation_books.AllocationBooks
+) -> Engine:
+    """Rank 0 dies instead of doing this to the books, or the disk, for the second time."""
+    return at(2, of, name, lambda: os._exit(CRASHED), build)
 
+
+def full_at(time: int, of: type, name: str) -> Engine:
+    """The disk is full when rank 0 does this so often."""
+
+    def refuse() -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    return at(time, of, name, refuse, little)
+
+
+def at(time: int, of: type, name: str, happens: Callable[[], None], build: Engine) -> Engine:
     def engine(config: Config, place: Allocation) -> Any:
-        books, calls = allocation_books.AllocationBooks, []
-        real = getattr(books, name)
+        calls, real = [], getattr(of, name)
 
-        def instead(self: Any, *args: Any) -> Any:
+        def instead(self: Any, *args: Any, **named: Any) -> Any:
             calls.append(1)
-            if len(calls) == 2:
-                os._exit(CRASHED)
-            return real(self, *args)
+            if len(calls) == time and place.is_first:
+                happens()
+            return real(self, *args, **named)
 
-        setattr(books, name, instead)
+        setattr(of, name, instead)
         return build(config, place)
 
     return engine
@@ -202,6 +231,12 @@ RUNS: list[tuple[str, Engine, int, dict[str, Any]]] = [
     ("crash-draft", little, 48, {}),
     ("crash-close", crash_at("close"), 48, {}),
     ("crash-close", little, 48, {}),
+    ("crash-complete", crash_at("complete", of=Checkpoints), 48, {}),
+    ("crash-complete", little, 48, {}),
+    ("crash-settle", crash_at("settle", of=Checkpoints), 48, {}),
+    ("crash-settle", little, 48, {}),
+    ("full-draft", full_at(5, Draft, "add"), 48, {}),  # two tensors a round, from 0 on
+    ("full-draft", little, 48, {}),
     ("full", full, 48, {}),
     ("full", little, 48, {}),
     ("dying", dying, 48, {}),
@@ -277,6 +312,7 @@ def main(folder: Path) -> None:
     gc.freeze()
     codes: list[tuple[str, list[int]]] = []
     codes.append(("reference", in_ranks(1, lambda: reference(folder / "reference"))))
+    codes.append(("places", in_ranks(6, lambda: places(folder))))
     for name, engine, windows, over in RUNS:
         ranks = over.get("parallel.ranks", 2)
         run = folder / name

@@ -25,8 +25,9 @@ WRONG = [
      "this version; leave it out, and use diloco.replicas"),
     ([RESNET, "optim.accumulate=2"], "optim.accumulate=2: model=resnet18 takes a batch whole; "
      "use 1"),
-    ([RESNET, "parallel.activation_checkpoint=full"], "parallel.activation_checkpoint=full: "
-     "BatchNorm of model=resnet18 would count a batch twice; use none"),
+    ([RESNET, "parallel.activation_checkpoint=selective"], "parallel.activation_checkpoint="
+     "selective: knows the layers of torchtitan's models only, not those of model=resnet18; use "
+     "none, or full for whole blocks"),
     ([RESNET, "parallel.compile=true"], "parallel.compile=true: model=resnet18 is not compiled in "
      "this version; use false"),
     ([RESNET, "evaluation.sets=[{name: a, kind: text, files: [a]}]"], "evaluation.sets: are text, "
@@ -49,6 +50,9 @@ def test_a_resnet_brings_its_images_optimiser_and_outer_optimiser() -> None:
     outer = config.diloco.outer
     assert (outer.optimizer, outer.lr, outer.momentum) == ("sgd", 1.0, 0.0)
     assert compose([DIGITS]).data.name == "digits"
+    # every image that is measured on, unless fewer are asked for
+    assert compose([DIGITS]).evaluation.max_windows == config.evaluation.max_windows == 10_000
+    assert compose([RESNET, "evaluation.max_windows=50"]).evaluation.max_windows == 50
 
 
 def test_only_training_reads_images() -> None:

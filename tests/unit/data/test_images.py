@@ -3,9 +3,11 @@
 import gzip
 import hashlib
 import importlib
+import importlib.util
 import io
 import os
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -15,8 +17,10 @@ from PIL import Image
 
 from pww.data.images import Labelled, cifar10_test, cifar10_train, digits, split_off
 from pww.data.images.cifar import CLASSES
+from pww.data.images.digits import MEAN, STD
 from pww.errors import DataError
 
+ROOT = Path(__file__).parents[3]
 BATCH_1 = "5dd7e06a14cb22eb9f671a540d1b7c25"
 """The published MD5 of data_batch_1.bin."""
 
@@ -156,6 +160,29 @@ def test_digits_come_from_scikit_learns_file(
     file.write_bytes(gzip.compress(",".join(["17"] * 65).encode()))
     with pytest.raises(DataError, match="is not the table of digits"):
         digits()
+
+
+def test_the_digits_are_the_published_ones() -> None:
+    """How many there are of each, the first image, and the channel's statistics."""
+    if importlib.util.find_spec("sklearn") is None:
+        pytest.skip("scikit-learn is not installed (pip install 'pww[vision]')")
+    images = digits()
+    counts = [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
+    assert np.bincount(images.labels).tolist() == counts
+    assert images.labels[:3].tolist() == [0, 1, 2]
+    levels = np.round(images.pixels[0, 0] / 255 * 16).astype(int)
+    assert levels[:2].tolist() == [[0, 0, 5, 13, 9, 1, 0, 0], [0, 0, 13, 15, 10, 15, 5, 0]]
+    scaled = images.pixels / 255
+    assert scaled.mean() == pytest.approx(MEAN[0], abs=1e-4)
+    assert scaled.std() == pytest.approx(STD[0], abs=1e-4)
+
+
+def test_what_the_tests_need_comes_with_them() -> None:
+    """So that nothing of images is skipped where `dev` is installed."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    assert set(extras["vision"]) <= set(extras["dev"])
 
 
 def test_every_fifth_is_held_out() -> None:

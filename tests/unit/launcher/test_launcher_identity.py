@@ -1,6 +1,7 @@
 """Which code a run was started with, and the copy that queued jobs run."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,18 @@ def test_code_that_was_purged_in_part_is_kept_again(package: Path, tmp_path: Pat
     (kept / "pww" / "worker.py").unlink()
     assert identity.keep(code, tmp_path) == kept
     assert identity.digest(kept / "pww") == code.digest
+
+
+def test_kept_code_is_as_new_as_its_copy(package: Path, tmp_path: Path) -> None:
+    """A purge of scratch goes by age, and a clone may be older than it allows."""
+    os.utime(package / "worker.py", (1e9, 1e9))
+    kept = identity.keep(identity.current()[0], tmp_path)
+    assert (kept / "pww" / "worker.py").stat().st_mtime > 1e9
+
+
+def test_no_room_to_note_the_code(package: Path, tmp_path: Path) -> None:
+    with pytest.raises(StateError, match=r"^cannot note the code in .*gone: .*; make room$"):
+        identity.freeze(*identity.current(), tmp_path / "gone")
 
 
 def test_no_room_for_the_code(package: Path, tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ def test_what_belongs_to_another_job_does_not_pass() -> None:
     foreign = [
         "SLURM_CPU_BIND", "SLURM_CPUS_PER_TASK", "SLURM_MEM_PER_CPU", "SLURM_JOB_ID", "RANK",
         "SBATCH_ACCOUNT", "PMIX_RANK", "PMI_FD", "SRUN_DEBUG", "SUBMITIT_EXECUTOR", "MASTER_PORT",
-        "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES",
+        "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "SQUEUE_STATES", "SINFO_PARTITION",
     ]  # fmt: skip
     own = {"PATH": "/bin", "SLURM_CONF": "/etc/slurm.conf", "MY_SLURM_X": "1", "HF_TOKEN": "t"}
     assert slurm.scrubbed({**dict.fromkeys(foreign, "x"), **own}) == own
@@ -45,7 +45,7 @@ def test_the_id_of_a_job(say, tmp_path: Path) -> None:
 def test_what_is_queued(say) -> None:
     say("squeue", "12 N/A\n13 0\n13 7")
     assert slurm.queued() == {"12", "13_0", "13_7"}
-    say("squeue", "")
+    say("squeue", "", err="a warning")
     assert slurm.queued() == set()
 
 

@@ -16,7 +16,8 @@ def test_plain_means_inside_and_nothing_changed_after() -> None:
     made = torch.Generator().manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)).eval()
     norm = model[1]
-    norm(torch.randn(8, 4, generator=made))
+    norm.train()(torch.randn(8, 4, generator=made) + 5)
+    norm.eval()
     before = [buffer.clone() for buffer in model.buffers()]
     batches = [torch.randn(6, 3, generator=made) for _ in range(5)]
     with recalibrated(model, batches, ranks=One()):  # type: ignore[arg-type]
