@@ -78,12 +78,18 @@ def phases_are_blocks(config: Config) -> Iterator[str]:
 
 
 def outer_fits(config: Config) -> Iterator[str]:
-    """sgd has no momentum, so one that is set would be ignored."""
+    """sgd has no momentum, so one that is set would be ignored; nesterov without is sgd."""
     outer = config.diloco.outer
     if outer.optimizer == "sgd" and outer.momentum != 0:
         yield (
             f"diloco.outer.momentum={outer.momentum:g}: diloco.outer.optimizer=sgd has none; "
             "use diloco.outer.momentum=0, or nesterov"
+        )
+    if outer.optimizer == "nesterov" and outer.momentum == 0:
+        yield (
+            "diloco.outer.momentum=0: diloco.outer.optimizer=nesterov without a momentum is sgd; "
+            "give one too (diloco.outer.lr=0.7 diloco.outer.momentum=0.9 are usual, lr is "
+            f"{outer.lr:g} here), or use sgd"
         )
 
 

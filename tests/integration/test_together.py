@@ -120,6 +120,7 @@ def test_one_replica_that_is_asked_to_stop_stops_all(runs: Path) -> None:
     first, then = codes(runs, "stopped")
     assert first == [130, 130]
     assert then == [0, 0]
+    assert (runs / "stopped" / "gone").read_text() == ""  # while rank 0 said goodbye
     said = [(runs / "stopped" / f"said-{rank}").read_text() for rank in range(2)]
     assert all("steps of a phase, which is not delivered" in one for one in said)
     equal(theta(runs / "stopped"), theta(runs / "whole"))
