@@ -2,9 +2,11 @@
 
     python -m pww.doctor site=lumi central.url=https://HOST:29510 central.bundle=FOLDER
 
-Takes the words that `python -m pww.train` would take; `json=true` prints one line of JSON. Looks at
-folders, versions, the corpus, the queue and the central's ports, and changes nothing. Exit codes: 0
-usable, 1 something would stop a run, 2 a wrong configuration.
+Takes the words that `python -m pww.train` would take; `json=true` prints one line of JSON. For a
+login node, and for the inside of a job. Looks at folders and their quotas, versions, digests of the
+corpus and its tokenizer, the queue's limits, whether its signal reaches a rank, and the way to the
+central, which it measures for some seconds. Nothing of it stays. Exit codes: 0 usable, 1 something
+would stop a run, 2 a wrong configuration.
 """
 
 import json

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
+from pww.central import blob_probe
 from pww.central.blob_send import Sender
 from pww.central.blob_upload import BlobFault, PieceWriter, Upload
 from pww.central.blobs import BlobStore
@@ -40,7 +41,8 @@ _UPLOAD = re.compile(r"/v1/blobs/([0-9a-f]{64})/([0-9]{1,18})(?:/([0-9]{1,10}|co
 _CRC = re.compile(r"[0-9a-f]{8}\Z")
 ROUTES = (
     "no such route here: POST /v1/blobs/DIGEST/SIZE, PUT /v1/blobs/DIGEST/SIZE/PIECE, "
-    "POST /v1/blobs/DIGEST/SIZE/commit, GET /v1/blobs/DIGEST, GET /health"
+    "POST /v1/blobs/DIGEST/SIZE/commit, GET /v1/blobs/DIGEST, PUT /v1/blobs/probe, "
+    "GET /v1/blobs/probe/SIZE, GET /health"
 )
 Headers = dict[bytes, bytes]
 
@@ -118,6 +120,9 @@ class BlobApp:
         if self._door is not None:
             authorization = headers.get(b"authorization", b"").decode("latin-1")
             replica = self._door.check(authorization, path, peer=peer).replica
+        if blob_probe.is_probe(path):
+            await blob_probe.answer(scope, receive, send, silent_s=SILENT_S)
+            return
         found = _OBJECT.match(path)
         if found and method in ("GET", "HEAD"):
             await self._sender.answer(found[1], method, headers, send)

@@ -62,6 +62,11 @@ def unnamed(site: Site) -> list[str]:
 
 def lacking(config: Config, *, environ: Mapping[str, str]) -> list[str]:
     """What a job of this site would miss here, a sentence each; none of it is made by us."""
+    return commands(config, environ=environ) + interpreter(config)
+
+
+def commands(config: Config, *, environ: Mapping[str, str]) -> list[str]:
+    """What is missing to submit from here."""
     site = config.site
     found: list[str] = []
     if site.queue.kind != "slurm":
@@ -76,14 +81,21 @@ def lacking(config: Config, *, environ: Mapping[str, str]) -> list[str]:
             f"SLURM_JOB_ID={environ['SLURM_JOB_ID']}: this is inside a job; prepare and submit on "
             "a login node, where downloads are possible"
         )
-    for word in site.queue.python.split():
-        path = Path(os.path.expandvars(word))
-        if path.is_absolute() and not path.exists():
-            found.append(
-                f"{path}: site.queue.python needs it, and it does not exist; launch/README.md says "
-                "how it is built"
-            )
     return found
+
+
+def interpreter(config: Config) -> list[str]:
+    """Files that the ranks' command names and that are not there."""
+    queue = config.site.queue
+    if queue.kind != "slurm":
+        return []
+    paths = [Path(os.path.expandvars(word)) for word in queue.python.split()]
+    return [
+        f"{path}: site.queue.python needs it, and it does not exist; launch/README.md says how it "
+        "is built"
+        for path in paths
+        if path.is_absolute() and not path.exists()
+    ]
 
 
 def _folder(path: Path) -> Step:

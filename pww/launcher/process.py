@@ -35,8 +35,8 @@ def run(
 
     SIGINT and SIGTERM to this process become one SIGTERM to the command (a terminal's Ctrl-C
     reaches it anyway, in the same process group); `GRACE_S` later, or at another signal `AGAIN_S`
-    later, it is killed. If signal n ended the command, `killed` is called and the code is 128 + n,
-    or 130 if it was asked to stop.
+    later, it is killed; from then on this process ignores both, as it is about to end. If signal n
+    ended the command, `killed` is called and the code is 128 + n, or 130 if it was asked to stop.
     """
     asked: list[float] = []
     child: subprocess.Popen[bytes] | None = None
@@ -62,7 +62,8 @@ def run(
             child.kill()
             child.wait()
         for number, handler in before.items():
-            signal.signal(number, handler)
+            # A third wish to stop is no news to a program that ends: it would end it by a traceback
+            signal.signal(number, signal.SIG_IGN if asked else handler)
     if code < 0:
         killed()
         return 128 + signal.SIGINT if asked else 128 - code

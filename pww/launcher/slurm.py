@@ -77,14 +77,52 @@ def queued() -> set[str]:
     return found
 
 
-def partition(name: str) -> str:
-    """State and time limit of a partition, as `up 2-00:00:00`; "" if there is none of this name.
+def partition(name: str) -> dict[str, str]:
+    """What Slurm says of a partition (State, MaxTime, MaxNodes, …); {} if there is none so called.
 
     Raises:
         StateError: Slurm does not answer.
     """
-    said = _run("sinfo", "--noheader", f"--partition={name}", "--format=%a %l").split("\n")
-    return said[0].strip()
+    try:
+        said = _run("scontrol", "-o", "show", "partition", name)
+    except StateError as fault:
+        if "not found" in str(fault):
+            return {}
+        raise
+    return dict(word.split("=", 1) for word in said.split() if "=" in word)
+
+
+def accounts(user: str) -> list[dict[str, str]]:
+    """This user's associations, with their limits; [] where accounting is not asked for any.
+
+    Raises:
+        StateError: there is no accounting here, or it does not answer.
+    """
+    columns = ("Account", "Partition", "MaxJobs", "MaxSubmit", "MaxWall")
+    said = _run(
+        "sacctmgr", "--noheader", "--parsable2", "show", "associations", f"user={user}",
+        f"format={','.join(columns)}",
+    )  # fmt: skip
+    rows = [line.split("|") for line in said.splitlines() if line.strip()]
+    return [dict(zip(columns, row, strict=True)) for row in rows if len(row) == len(columns)]
+
+
+def tested(script: Path) -> str:
+    """What Slurm says to a script that it is only shown: when it would start, and where.
+
+    Raises:
+        StateError: it would not take it; its words are in the sentence.
+    """
+    return _run("sbatch", "--test-only", str(script), errors_too=True)  # it says it there
+
+
+def send(number: int, step: str) -> None:
+    """Has Slurm send a signal to every process of a step, `12.3`, as it does near a job's end.
+
+    Raises:
+        StateError: it does not.
+    """
+    _run("scancel", f"--signal={number}", step)
 
 
 def longest_array() -> int:
@@ -98,7 +136,7 @@ def longest_array() -> int:
     return max(1, int(found[1])) if found else 1000
 
 
-def _run(*command: str) -> str:
+def _run(*command: str, errors_too: bool = False) -> str:
     try:
         done = subprocess.run(
             command, env=scrubbed(os.environ), capture_output=True, text=True, timeout=ANSWER_S,
@@ -116,4 +154,4 @@ def _run(*command: str) -> str:
     if done.returncode:
         words = " ".join((done.stderr or done.stdout).split())
         raise StateError(f"{' '.join(command)} failed: {words or f'exit code {done.returncode}'}")
-    return done.stdout
+    return done.stdout + (done.stderr if errors_too else "")

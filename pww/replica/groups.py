@@ -37,6 +37,7 @@ class Allocation:
     everyone: Ranks
     inner: Circle
     outer: Circle
+    across: Circle  # all ranks
     store: Store | None = None  # None: one replica, which has nobody to tell
 
     @property
@@ -66,7 +67,8 @@ def join_ranks(config: Config) -> Allocation:
         ranks = Ranks()
         alone = Circle(None, device=torch.device("cpu"))
         blocks = Blocks.of(ranks.world, replicas=1)
-        return Allocation(blocks, 0, ranks, ranks, alone, alone)
+        across = Circle(cast("Group | None", ranks.group), device=torch.device("cpu"))
+        return Allocation(blocks, 0, ranks, ranks, alone, alone, across)
     store, rank, world = meet(config)
     blocks = Blocks.of(world, replicas=config.diloco.replicas)
     replica, place = blocks.replica(rank), blocks.place(rank)
@@ -78,13 +80,28 @@ def join_ranks(config: Config) -> Allocation:
         group = make(PrefixStore(name, store), at, size) if size > 1 else None
         return Circle(group, device=_device(make))
 
+    across = circle("everyone", rank, world, _gloo)
     return Allocation(
         blocks, replica, ranks,
-        everyone=Everyone(circle("everyone", rank, world, _gloo), asked=ranks.asked),
+        everyone=Everyone(across, asked=ranks.asked),
         inner=circle(f"inner-{replica}", place, blocks.size, _gloo),
         outer=circle(f"outer-{place}", replica, blocks.replicas, _across(config)),
+        across=across,
         store=store,
     )  # fmt: skip
+
+
+def over_all(config: Config, place: Allocation) -> dist.ProcessGroup:
+    """Collective: a group of all ranks on their devices; the replica's own where it is alone.
+
+    No part of training, which sums gradients within a replica: it is for measuring.
+    """
+    if place.store is None:
+        assert dist.group.WORLD is not None
+        return dist.group.WORLD
+    make = _gloo if config.site.device == "cpu" else _nccl
+    group = make(PrefixStore("over-all", place.store), place.across.place, place.across.size)
+    return cast("dist.ProcessGroup", group)
 
 
 def _across(config: Config) -> Callable[..., Group]:

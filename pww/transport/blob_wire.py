@@ -5,6 +5,8 @@
     POST  /v1/blobs/DIGEST/SIZE/commit   checks and publishes the whole     -> BlobState
     HEAD, GET /v1/blobs/DIGEST           the object or a range of it; its ETag is the digest, and
                                          a range comes with its CRC-32C
+    PUT   /v1/blobs/probe                bytes that are only counted           -> 204
+    GET   /v1/blobs/probe/SIZE           bytes that mean nothing: both measure the way
 
 Refusals are a `wire.Refusal` with a status that says what to do:
 """
@@ -16,6 +18,10 @@ from pydantic import Field, model_validator
 from pww.wire import Count, Message
 
 ROUTE = "/v1/blobs/"
+PROBE = "probe"
+PROBE_ROUTE = f"{ROUTE}{PROBE}"
+PROBE_BYTES = 4 << 20
+"""The most of one request."""
 CRC = "x-pww-crc32c"
 """Header of a piece, either way: CRC-32C in eight hex digits. It finds damage early, so that only
 that piece travels again; the law is the BLAKE3."""

@@ -35,7 +35,7 @@ class HttpConnection:
             CentralError: no http(s) URL, or a proxy that is none.
         """
         self._url, self._tls, self._timeout_s = split(url), tls, timeout_s
-        self._proxy = _proxy_for(self._url)
+        self._proxy = proxy_for(self._url)
         self._http: http.client.HTTPConnection | None = None
         self._reply: http.client.HTTPResponse | None = None
         self._closed = False
@@ -115,7 +115,7 @@ class HttpConnection:
         if sock is None:
             return 0
         waiting = bytearray(4)
-        with suppress(OSError):  # closed meanwhile
+        with suppress(OSError, ValueError):  # closed meanwhile: then its descriptor is -1
             fcntl.ioctl(sock, termios.TIOCOUTQ, waiting)
         return max(self._sent - int.from_bytes(waiting, sys.byteorder), 0)
 
@@ -139,8 +139,12 @@ def split(url: str) -> SplitResult:
     return parts
 
 
-def _proxy_for(url: SplitResult) -> SplitResult | None:
-    """The environment's proxy: for the way out of a cluster, not for this machine."""
+def proxy_for(url: SplitResult) -> SplitResult | None:
+    """The environment's proxy: for the way out of a cluster, not for this machine.
+
+    Raises:
+        CentralError: it is no http:// proxy.
+    """
     host = url.hostname or ""
     proxies = getproxies()
     text = proxies.get(url.scheme) or proxies.get("all")

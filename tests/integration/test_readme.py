@@ -172,7 +172,7 @@ def test_the_status_of_nobody_is_a_sentence(project: Project) -> None:
 
 def test_two_replicas_in_one_allocation(project: Project) -> None:
     """Shorter than it stands there: two rounds of 20 steps."""
-    (command,) = [c for c in PYTHON if "diloco.replicas=" in c]
+    (command,) = [c for c in PYTHON if "pww.train" in c and "diloco.replicas=" in c]
     short = ["data.max_windows=640", "diloco.inner_steps=20", "metrics.wandb.mode=disabled"]
     done = project.run(*words(command), *short, timeout_s=280)
     assert done.returncode == 0, done.stderr
@@ -184,6 +184,18 @@ def test_two_replicas_in_one_allocation(project: Project) -> None:
     done = project.run("-m", "pww.central", "audit", str(run))
     assert done.returncode == 0, done.stdout
     assert "lost 0, doubled 0" in done.stdout
+
+
+def test_the_smoke_test(project: Project) -> None:
+    (command,) = [c for c in PYTHON if "pww.smoke" in c]
+    done = project.run(*words(command), timeout_s=280)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[-1] == "PASS"
+    assert any("a known parameter moved by 0.5000 (nesterov" in line for line in lines)
+    assert "% at H=500" in lines[-2]
+    (folder,) = (project.outputs / "smoke").iterdir()
+    assert (folder / "verdict").read_text() == "PASS\n"
 
 
 def test_images(project: Project) -> None:
@@ -213,5 +225,6 @@ def test_every_command_was_tried() -> None:
     tried += [c for c in PYTHON if "central.roles=" in c]  # by test_split_roles.py
     tried += [c for c in PYTHON if re.search(r"central (init|add|revoke) ", c)]
     tried += [c for c in PYTHON if "pww.status" in c or "pww.data" in c]
+    tried += [c for c in PYTHON if "pww.smoke" in c]
     tried += [c for c in PYTHON if "diloco.replicas=" in c or "model=resnet18" in c]
     assert set(tried) == set(PYTHON)

@@ -290,6 +290,44 @@ def test_every_route_of_every_port_wants_a_credential(secured: Secured) -> None:
     assert central.wait(30) == 130
 
 
+def test_the_doctor_goes_the_way_of_a_site_and_leaves_nothing(secured: Secured) -> None:
+    central = secured.central()
+    before = secured.status()
+    blobs = f"central.blob_port={secured.ports[1]}"
+    ports = (f"central.port={secured.ports[0]}", f"central.aggregator_port={secured.ports[1]}")
+    words = ("json=true", f"central.url={secured.url}", *ports, blobs)
+
+    def told(*more: str) -> dict[str, dict]:
+        done = secured.project.run("-m", "pww.doctor", *words, *more)
+        assert done.stdout, done.stderr
+        said = json.loads(done.stdout)
+        assert done.returncode == (0 if said["usable"] else 1), done.stderr
+        return {one["what"]: one for one in said["findings"]}
+
+    found = told("replica=a", f"central.bundle={secured.bundle}")
+    for what in ("leases", "clock", "deltas", "blobs", "key", "up", "down"):
+        assert found[what]["state"] in ("good", "warning"), found[what]
+    assert found["key"]["told"] == "the central takes the key of local/a"
+    for way in ("up", "down"):
+        assert found[way]["figures"]["bytes_per_s"] > 0
+        assert found[way]["figures"]["streams"] == 16
+    other = stranger_with(
+        secured, secured.project.folder / "stranger",
+        a__key__pem=private_pem(ec.generate_private_key(ec.SECP384R1())),
+    )  # fmt: skip
+    found = told("replica=a", f"central.bundle={other}")
+    assert (found["leases"]["state"], found["key"]["state"]) == ("good", "bad")
+    assert "is not the key of replica local/a at this central" in found["key"]["told"]
+    assert not {"up", "down"} & set(found)
+    after = secured.status()
+    assert (after["members"], after["coverage"]) == (before["members"], before["coverage"])
+    stored = secured.project.outputs / "central/central/blobs"
+    assert [path for path in stored.rglob("*") if path.is_file()] == []
+    assert central.code is None
+    central.signal(15)
+    assert central.wait(30) == 130
+
+
 def test_plain_text_and_strangers_certificates_get_nowhere(secured: Secured) -> None:
     central = secured.central()
     for port in secured.ports:

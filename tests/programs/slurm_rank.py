@@ -1,18 +1,22 @@
-"""One rank in a test of the queue: called as `slurm_rank.py -m pww.worker RUN`, does RANK_DOES.
+"""One rank in a test of the queue: called as `slurm_rank.py -m MODULE RUN`, does RANK_DOES.
 
 finish   notes its environment and marks the run as finished
 raise    rank 1 fails with a traceback, the others go on for long
 closed   the real worker, with a closed form in place of the engine
+killed   rank 1 is killed, as for want of memory; the others go on for long
+little   the real worker, with a trainer whose parameters replicas of one allocation can average
 agree    several ranks step until they agree on a stop, and note at which step that was
 """
 
 import json
 import os
+import signal
 import sys
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))  # PYTHONSAFEPATH keeps it out
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "integration" / "programs")]  # PYTHONSAFEPATH
 
 
 def finish(run: Path, rank: int) -> int:
@@ -38,6 +42,13 @@ def fail(run: Path, rank: int) -> int:
     return 0
 
 
+def killed(run: Path, rank: int) -> int:
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(300)
+    return 0
+
+
 def closed(run: Path, rank: int) -> int:
     from closed_form_site import ClosedForm
 
@@ -45,6 +56,18 @@ def closed(run: Path, rank: int) -> int:
 
     (run / "paths.txt").open("a").write(f"{os.environ.get('PATH')}\n")
     return main([str(run)], engine=ClosedForm)
+
+
+def little(run: Path, rank: int) -> int:
+    from little import Little
+
+    from pww.worker import main
+
+    step_s = float(os.environ.get("STEP_S", "0"))
+    return main(
+        [str(run)],
+        engine=lambda config, corpus, ranks: Little(ranks, at_step=lambda _: time.sleep(step_s)),
+    )
 
 
 def agree(run: Path, rank: int) -> int:
@@ -71,9 +94,10 @@ def agree(run: Path, rank: int) -> int:
 
 
 if __name__ == "__main__":
-    assert sys.argv[1:3] == ["-m", "pww.worker"], sys.argv
+    assert sys.argv[1:3] in (["-m", "pww.worker"], ["-m", "pww.smoke.rank"]), sys.argv
     does = {
         "finish": finish, "objective": objective, "raise": fail, "closed": closed, "agree": agree,
+        "killed": killed, "little": little,
     }  # fmt: skip
     code = does[os.environ["RANK_DOES"]](Path(sys.argv[3]), int(os.environ["SLURM_PROCID"]))
     sys.stdout.flush()

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from pww.central.audit import audit
 from pww.log import read_json_lines
 from pww.trainer import interfaces
 
@@ -86,6 +87,43 @@ def test_a_job_is_queued_again_as_often_as_it_may(
     assert (shown["Restarts"], shown["ExitCode"]) == ("0", "130:0")
     assert "queued again 0 times already (launcher.requeues)" in site.log(folder)
     assert f"go on with: python -m pww.train resume={folder}" in site.log(folder)
+
+
+@pytest.mark.usefixtures("text")
+def test_replicas_of_an_allocation_are_requeued_together(
+    submitter: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two replicas find each other by srun, on one node or on two, and go on where they were."""
+    site = submitter("little")
+    words = (
+        *SMALL,
+        "diloco.replicas=2",
+        "parallel=ddp",
+        "diloco.inner_steps=2",
+        "model.seq_len=16",
+    )
+    nodes = ("site.num_nodes=2", "site.queue.node_gpus=1")
+    assert site.train("run.name=whole", *words, "site.ranks_per_node=2") == 0
+    monkeypatch.setenv("STEP_S", "0.5")
+    assert site.train("run.name=cut", *words, *nodes) == 0
+    whole, cut = site.outputs / "whole", site.outputs / "cut"
+    job = site.jobs()[1]["job"]
+    until(lambda: len(evaluations(cut)) > 1, "round", timeout_s=240)
+    site.box.run("scancel", "--signal=USR2", job)
+    until(lambda: site.box.job(job)["Restarts"] == "1", "requeue")
+    shown = site.box.until(job, "COMPLETED", "FAILED", timeout_s=240)
+    assert shown["JobState"] == "COMPLETED", site.log(cut)
+    until((whole / "finished").exists, "end of the uninterrupted run", timeout_s=240)
+    for run in (whole, cut):
+        books = audit(run)
+        assert books.ok
+        assert books.exactly_once == books.blocks == 20
+        rows = [r for r in read_json_lines(run / "metrics.jsonl") if r["split"] == "outer"]
+        assert [row["contributors"] for row in rows] == [2] * 5
+    assert evaluations(cut)[-1]["state_hash"] == evaluations(whole)[-1]["state_hash"]
+    log = (cut / "slurm" / f"{job}_0.log").read_text()
+    assert log.count("loading the engine") == 2
+    assert not (cut / "requeue").exists()
 
 
 def test_ranks_on_two_nodes_stop_at_one_step(submitter: Callable) -> None:

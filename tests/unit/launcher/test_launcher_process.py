@@ -6,7 +6,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 
@@ -65,10 +65,10 @@ def test_a_rank_gets_its_threads() -> None:
 
 
 @contextmanager
-def started(body: str, *args: str) -> "Iterator[subprocess.Popen[str]]":
+def started(body: str, *args: str, runner: str = RUNNER) -> "Iterator[subprocess.Popen[str]]":
     """A runner around `body`, from when the command has said that it is ready."""
     with subprocess.Popen(
-        [sys.executable, "-c", RUNNER, textwrap.dedent(body), *args],
+        [sys.executable, "-c", runner, textwrap.dedent(body), *args],
         stdout=subprocess.PIPE,
         text=True,
     ) as process:
@@ -94,16 +94,26 @@ def test_a_command_that_does_not_stop_is_killed_after_its_grace() -> None:
 
 
 def test_a_second_signal_kills_at_once() -> None:
-    """Signals pending together are delivered once, so more are sent until one comes through."""
+    """Signals pending together are delivered once, so they are sent until the end, and after it."""
     with started(DEAF, "1000") as process:
-        for _ in range(100):
+        while process.poll() is None:
             process.send_signal(signal.SIGINT)
-            try:
-                process.wait(timeout=0.2)
-                break
-            except subprocess.TimeoutExpired:
-                continue
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=0.01)
     assert process.returncode == 130
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_wish_to_stop_after_the_end_changes_nothing(number: signal.Signals) -> None:
+    """The command is gone, and this process takes a while to end."""
+    body = OBEDIENT.format(code=130)
+    runner = RUNNER.replace("sys.exit(process.run(", "code = (process.run(") + (
+        f"import os\nos.kill(os.getpid(), {int(number)})\nsys.exit(code)\n"
+    )
+    with started(body, runner=runner) as process:
+        process.send_signal(number)
+        out, _ = process.communicate(timeout=30)
+    assert (out, process.returncode) == ("asked\n", 130)
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="prctl is Linux's")

@@ -45,7 +45,7 @@ def test_the_id_of_a_job(say, tmp_path: Path) -> None:
 def test_what_is_queued(say) -> None:
     say("squeue", "12 N/A\n13 0\n13 7")
     assert slurm.queued() == {"12", "13_0", "13_7"}
-    say("squeue", "")
+    say("squeue", "", err="a warning")
     assert slurm.queued() == set()
 
 

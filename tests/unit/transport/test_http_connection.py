@@ -165,6 +165,24 @@ def test_abort_wakes_and_stays(server: BadHttp) -> None:
     assert str(faults[1]) == "closed by this side"
 
 
+def test_what_arrived_over_a_connection_that_is_closed_meanwhile(
+    server: BadHttp, tmp_path: Path
+) -> None:
+    """Another thread looks at a socket that its own thread has just let go of."""
+    (tmp_path / "body").write_bytes(DATA)
+    connection = HttpConnection(server.url, tls=None, timeout_s=5.0)
+    OPEN.append(connection)
+    with (tmp_path / "body").open("rb") as file:
+        body = FilePart(file.fileno(), 0, len(DATA))
+        connection.request("PUT", "/x", {}, body).read()
+    assert connection._http is not None
+    assert connection._http.sock is not None
+    connection._http.sock.close()
+    assert connection.arrived() == len(DATA)
+    connection.drop()
+    assert connection.arrived() == 0
+
+
 def test_timeout_is_for_silence(server: BadHttp) -> None:
     """A body that takes longer than the timeout in all is fine; silence is not."""
     listener = socket.create_server(("127.0.0.1", 0))
