@@ -51,6 +51,7 @@ def together(
         CheckpointError: the newest checkpoint cannot be read.
         StateError: the run's state cannot be.
     """
+    stack.push(place.parting.wait)
     disk = Checkpoints(run, keep=config.checkpoint.keep, is_first=place.is_first)
     stack.callback(disk.close)
     if disk.last is not None:

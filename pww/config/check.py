@@ -83,11 +83,17 @@ def outer_fits(config: Config) -> Iterator[str]:
 
 
 def momentum_fits(outer: Outer) -> Iterator[str]:
-    """sgd has no momentum, so one that is set would be ignored."""
+    """sgd has no momentum, so one that is set would be ignored; nesterov without is sgd."""
     if outer.optimizer == "sgd" and outer.momentum != 0:
         yield (
             f"diloco.outer.momentum={outer.momentum:g}: diloco.outer.optimizer=sgd has none; "
             "use diloco.outer.momentum=0, or nesterov"
+        )
+    if outer.optimizer == "nesterov" and outer.momentum == 0:
+        yield (
+            "diloco.outer.momentum=0: diloco.outer.optimizer=nesterov without a momentum is sgd; "
+            "give one too (diloco.outer.lr=0.7 diloco.outer.momentum=0.9 are usual, lr is "
+            f"{outer.lr:g} here), or use sgd"
         )
 
 

@@ -14,11 +14,13 @@ from typing import cast
 import torch
 from torch import distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
+from torch.distributed.distributed_c10d import _get_default_store
 
 from pww.config.schema import Config
 from pww.replica.blocks import Blocks
-from pww.replica.circle import Circle, Group
+from pww.replica.circle import Circle, Group, together
 from pww.replica.everyone import Everyone
+from pww.replica.parting import Parting
 from pww.trainer.ranks import Ranks, init_ranks, join, meet
 
 MEET_S = 3600.0
@@ -38,6 +40,7 @@ class Allocation:
     inner: Circle
     outer: Circle
     across: Circle  # all ranks
+    parting: Parting
     store: Store | None = None  # None: one replica, which has nobody to tell
 
     @property
@@ -46,13 +49,26 @@ class Allocation:
         return self.everyone.rank == 0
 
     def stop_all(self) -> None:
-        """This replica ends its phase early: the others shall too, each at its next look."""
+        """This replica ends its phase early: the others shall too, each at its next look.
+
+        Raises:
+            TrainerError: the rank that keeps the store is gone.
+        """
         if self.store is not None and self.ranks.rank == 0:
-            self.store.set(STOP, "")
+            with together():
+                self.store.set(STOP, "")
 
     def look(self) -> None:
-        """Whether another replica was asked to stop; rank 0 of a replica, now and then."""
-        if self.store is not None and self.store.check([STOP]):
+        """Whether another replica was asked to stop; rank 0 of a replica, now and then.
+
+        Raises:
+            TrainerError: as `stop_all`.
+        """
+        if self.store is None:
+            return
+        with together():
+            asked = self.store.check([STOP])
+        if asked:
             self.ranks.asked.set()
 
 
@@ -68,7 +84,9 @@ def join_ranks(config: Config) -> Allocation:
         alone = Circle(None, device=torch.device("cpu"))
         blocks = Blocks.of(ranks.world, replicas=1)
         across = Circle(cast("Group | None", ranks.group), device=torch.device("cpu"))
-        return Allocation(blocks, 0, ranks, ranks, alone, alone, across)
+        met = _get_default_store() if ranks.world > 1 else None
+        parting = Parting(met, rank=ranks.rank, world=ranks.world)
+        return Allocation(blocks, 0, ranks, ranks, alone, alone, across, parting)
     store, rank, world = meet(config)
     blocks = Blocks.of(world, replicas=config.diloco.replicas)
     replica, place = blocks.replica(rank), blocks.place(rank)
@@ -87,6 +105,7 @@ def join_ranks(config: Config) -> Allocation:
         inner=circle(f"inner-{replica}", place, blocks.size, _gloo),
         outer=circle(f"outer-{place}", replica, blocks.replicas, _across(config)),
         across=across,
+        parting=Parting(store, rank=rank, world=world),
         store=store,
     )  # fmt: skip
 
