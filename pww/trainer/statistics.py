@@ -67,8 +67,8 @@ def recalibrated(
 ) -> Iterator[None]:
     """Collective: inside, statistics are the plain means over `batches` at the present weights.
 
-    Afterwards they are what they were. Every rank brings as many batches. `cast` makes the precision
-    that the model is used in.
+    Afterwards they are what they were. Every rank brings as many batches. `cast` makes the
+    precision that the model is used in.
     """
     norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
     kept = snapshot(model)

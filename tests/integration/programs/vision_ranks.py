@@ -169,7 +169,7 @@ def learn() -> None:
 
 
 def recalibrate(name: str, kind: str) -> None:
-    """Which means an evaluation used, with `recalibrate_bn` and without; those of 8 batches; and
+    """Which means an evaluation used, with `recalibrate_bn` and without; those of all images; and
     those that training left.
     """
     used: list[list[float]] = []
@@ -186,7 +186,7 @@ def recalibrate(name: str, kind: str) -> None:
             diloco = BASE.diloco.model_copy(update={"recalibrate_bn": wanted})
             trainer._config = trainer._config.model_copy(update={"diloco": diloco})
             trainer.evaluate()
-        x = trainer._normal(trainer._pixels[: 8 * 24])
+        x = trainer._normal(trainer._pixels)
         with torch.no_grad():
             used.append(trainer.module.conv1(x).mean((0, 2, 3)).tolist())
         used.append(norm.running_mean.tolist())
