@@ -51,6 +51,7 @@ def together(
         CheckpointError: the newest checkpoint cannot be read.
         StateError: the run's state cannot be.
     """
+    stack.push(place.parting.wait)
     disk = Checkpoints(run, keep=config.checkpoint.keep, is_first=place.is_first)
     stack.callback(disk.close)
     if disk.last is not None:
@@ -66,13 +67,7 @@ def together(
         place.everyone.share(open_books)
     else:
         place.everyone.share(bool)
-    codec, feedback = codec_named(config.codec.name), config.codec.feedback
-    collective = Collective(
-        cast("Live", trainer).module, inner=place.inner, outer=place.outer,
-        diloco=config.diloco, clock=clock,
-        codec=None if config.codec.name == "fp32" else codec, feedback=feedback,
-        device=_device(config),
-    )  # fmt: skip
+    collective = collective_of(config, place, trainer, clock=clock)
     metrics, left = None, Left()
     if built:
         session = built[0][0]
@@ -101,6 +96,18 @@ def together(
         disk, report, plan=plan, clock=clock,
     )  # fmt: skip
     return hand, report
+
+
+def collective_of(
+    config: Config, place: Allocation, trainer: Trainer, *, clock: Clock
+) -> Collective:
+    """The outer loop of the trainer's model between these replicas. Collective over all ranks."""
+    name = config.codec.name
+    return Collective(
+        cast("Live", trainer).module, inner=place.inner, outer=place.outer,
+        diloco=config.diloco, clock=clock, codec=None if name == "fp32" else codec_named(name),
+        feedback=config.codec.feedback, device=_device(config),
+    )  # fmt: skip
 
 
 def _books(

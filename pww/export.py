@@ -1,4 +1,4 @@
-"""`python -m pww.export RUN`: a run's theta_outer as a folder that `transformers` loads.
+"""`python -m pww.export RUN`: a run's theta_outer as a folder that `transformers` or torch loads.
 
     python -m pww.export outputs/RUN               the newest theta of a central, or of a run that
                                                    trained alone; at any time
@@ -9,13 +9,21 @@ run that trained alone, it goes to RUN/export.
 The folder gets config.json, model.safetensors (fp32) and tokenizer.json:
 
     AutoModelForCausalLM.from_pretrained(FOLDER)
+
+Of a ResNet it is model.safetensors alone: parameters and running statistics under torchvision's
+names, for load_state_dict of a network with the same stem.
 """
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pww.config import paths
+from pww.config.schema import ImageModel, Images
 from pww.errors import ConfigError, PwwError
+
+if TYPE_CHECKING:
+    from pww.central.exporting import Chosen
 
 
 def main(argv: list[str]) -> int:
@@ -26,10 +34,14 @@ def main(argv: list[str]) -> int:
     try:
         run, out = _read(argv)
         from pww import log
-        from pww.central.exporting import export_run
+        from pww.central.exporting import choose, export_decoder
 
         log.setup(label="export")
-        folder = export_run(run, out)
+        chosen = choose(run, out)
+        if isinstance(chosen.config.model, ImageModel):
+            folder = _resnet(run, chosen)
+        else:
+            folder = export_decoder(chosen.config, chosen.generation, chosen.folder)
     except KeyboardInterrupt:
         print("stopped; the folder has no config.json, so nobody takes it for whole")
         return 130
@@ -38,6 +50,23 @@ def main(argv: list[str]) -> int:
         return fault.exit_code
     print(f"export {paths.shown(folder)}")
     return 0
+
+
+def _resnet(run: Path, chosen: "Chosen") -> Path:
+    """Theta and the statistics that the checkpoint of its round has."""
+    from pww.central.exporting_images import export_resnet
+    from pww.data.images.gallery import scale_of
+    from pww.replica.phases import inner_with
+    from pww.trainer.stored_statistics import read_statistics
+
+    config, generation = chosen.config, chosen.generation
+    assert isinstance(config.data, Images)
+    mean, std = scale_of(config.data)
+    inner = inner_with(run, round_=generation.info.round)
+    return export_resnet(
+        generation, chosen.folder, name=config.model.name, statistics=read_statistics(inner),
+        mean=mean, std=std,
+    )  # fmt: skip
 
 
 def _read(argv: list[str]) -> tuple[Path, Path | None]:

@@ -7,7 +7,6 @@ is exhausted, 1 a fault (its sentence is the last line), 130 stopped and resumab
 import logging
 import os
 import sys
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -16,7 +15,8 @@ from pww import log as pww_log
 from pww.clock import Clock, SystemClock
 from pww.config import paths
 from pww.config.load import read_config
-from pww.config.schema import Config, Images, Slurm
+from pww.config.schema import Config, Slurm
+from pww.engine import Engine, opened, torchtitan
 from pww.errors import CheckpointError, DataError, PwwError, Stopped
 from pww.folder import owned, write_durably
 from pww.launcher import lives
@@ -25,8 +25,6 @@ from pww.trainer import place, signals
 
 if TYPE_CHECKING:
     from pww.codec import Codec
-    from pww.data import Corpus
-    from pww.lease.space import CorpusFacts
     from pww.replica.groups import Allocation
     from pww.replica.hand import Hand
     from pww.replica.outbox import Outbox
@@ -40,21 +38,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("pww.worker")
 
 
-def torchtitan(config: Config, corpus: "Corpus", ranks: "Ranks") -> "Trainer":
-    """The engine of every language model, and the corpora that it is evaluated on besides."""
-    from pww.trainer.corpora import on_every_rank
-    from pww.trainer.evaluation_sets import open_sets
-    from pww.trainer.titan import TitanTrainer
-
-    sets = on_every_rank(
-        ranks, lambda: open_sets(config, corpus, project=paths.PROJECT), cache=config.text.cache
-    )
-    return TitanTrainer(config, corpus, ranks=ranks, sets=sets)
-
-
-def main(
-    argv: list[str], *, engine: "Callable[[Config, Corpus, Ranks], Trainer]" = torchtitan
-) -> int:
+def main(argv: list[str], *, engine: Engine = torchtitan) -> int:
     """Runs one rank and returns its exit code; `engine` builds the inner loop."""
     if len(argv) != 1 or not Path(argv[0], "config.yaml").is_file():
         print("usage: python -m pww.worker RUN   (a folder that pww.train made)", file=sys.stderr)
@@ -96,12 +80,7 @@ def main(
     return 0
 
 
-def _train(
-    config: Config,
-    run: Path,
-    stack: ExitStack,
-    engine: "Callable[[Config, Corpus, Ranks], Trainer]",
-) -> None:
+def _train(config: Config, run: Path, stack: ExitStack, engine: Engine) -> None:
     """Builds one rank's pieces, in the order of the data's way, and runs the loop over them."""
     from pww.lease.space import BlockSpace
     from pww.replica import loop
@@ -111,10 +90,11 @@ def _train(
     clock = SystemClock()
     log.info("%s: loading the engine, then %s", config.replica_id, config.data.name)
     place = join_ranks(config)
+    stack.callback(place.parting.end)
     stack.callback(place.ranks.close)
     place.ranks.handle_signals()
 
-    facts, make = (_images if isinstance(config.data, Images) else _text)(config, place, engine)
+    facts, make = opened(config, place, engine=engine)
     space = BlockSpace.of(facts, config.darl)
     plan = PhasePlan.of(config, space)
     if space.num_blocks < plan.num_blocks:
@@ -141,51 +121,6 @@ def _train(
         print(summary, flush=True)
 
 
-def _text(
-    config: Config, place: "Allocation", engine: "Callable[[Config, Corpus, Ranks], Trainer]"
-) -> "tuple[CorpusFacts, Callable[[], Trainer]]":
-    """The corpus, found or made by rank 0, and how its engine is built."""
-    from pww.config.one_replica import of_one
-    from pww.data import prepare
-    from pww.trainer.corpora import on_every_rank
-
-    data = config.text
-
-    def find_or_make() -> "dict[str, Corpus]":
-        found = prepare(
-            data,
-            seq_len=config.model.seq_len,
-            vocab_multiple=config.model.vocab_multiple,
-            project=paths.PROJECT,
-        )
-        return {data.name: found}
-
-    corpus = on_every_rank(place.everyone, find_or_make, cache=data.cache)[data.name]
-    return corpus.manifest, lambda: engine(of_one(config), corpus, place.ranks)
-
-
-def _images(
-    config: Config, place: "Allocation", engine: object
-) -> "tuple[CorpusFacts, Callable[[], Trainer]]":
-    """The images, read by every rank, and how a ResNet's engine is built."""
-    from pww.config.one_replica import of_one
-    from pww.data.images.gallery import open_gallery
-    from pww.trainer.vision import VisionTrainer
-
-    assert isinstance(config.data, Images)
-    fault: PwwError | None = None
-    try:
-        gallery = open_gallery(config.data, project=paths.PROJECT)
-    except DataError as why:
-        fault = why
-    place.everyone.agree_on_fault(fault)
-    if place.is_first:
-        log.info(
-            "trained on the %s, measured on the %s", gallery.train.source, gallery.measured.source
-        )
-    return gallery, lambda: VisionTrainer(of_one(config), gallery, ranks=place.ranks)
-
-
 def _times(config: Config) -> str:
     k = config.diloco.replicas
     return f" x diloco.replicas={k}" if k > 1 else ""
@@ -199,6 +134,7 @@ def _alone(
     from pww.codec import codec_named
     from pww.connect import Ends, Start, connect
     from pww.metrics import Metrics
+    from pww.replica.crew import crew_of
     from pww.replica.durable import Durable
     from pww.replica.gauges import Hardware, Meters
     from pww.replica.outbox import Outbox
@@ -207,6 +143,7 @@ def _alone(
     from pww.wire import model_digest
 
     ranks, codec = place.ranks, codec_named(config.codec.name)
+    stack.push(place.parting.wait)
     outbox = Outbox(
         run, ranks=ranks, codec=codec, keep=config.checkpoint.keep, feedback=config.codec.feedback
     )
@@ -222,7 +159,12 @@ def _alone(
         "" if outbox.residual is None else outbox.residual.offer.delta,
     )  # fmt: skip
     built: list[Ends] = []
-    ranks.share(lambda: built.append(connect(config, run, start, clock=clock, stop=ranks.asked)))
+    crew = crew_of(config, ranks, clock=clock, stack=stack)
+
+    def join() -> None:
+        built.append(connect(config, run, start, clock=clock, stop=ranks.asked, crew=crew))
+
+    ranks.share(join)
     ends = built[0] if built else None
     carriage = ranks.local(lambda: built[0].carriage)
     if carriage is not None:

@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+from dataclasses import dataclass
 from pathlib import Path
 from typing import assert_never
 
@@ -30,17 +31,26 @@ def export_final(config: Config, run: Path, generation: Generation) -> str:
     """
     folder = run / FOLDER
     try:
-        _export(config, generation, folder)
+        export_decoder(config, generation, folder)
     except PwwError as why:
         log.warning("no export for transformers: %s", why)
         return f"export   none: {why}"
     return f"export   {paths.shown(folder)}, for transformers' from_pretrained"
 
 
-def export_run(run: Path, out: Path | None) -> Path:
-    """Exports the newest theta of a run that goes on or is complete; the folder it is in.
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """What is exported, and where to."""
 
-    Without `out` it is `final` of a complete run, else `export`, in the run's folder.
+    config: Config
+    generation: Generation
+    folder: Path
+
+
+def choose(run: Path, out: Path | None) -> Chosen:
+    """The newest theta of a run that goes on or is complete.
+
+    Without `out` it goes to `final` of a complete run, else to `export`, in the run's folder.
 
     Raises:
         StateError: the folder holds no theta, or it cannot be exported.
@@ -66,11 +76,15 @@ def export_run(run: Path, out: Path | None) -> Path:
         raise StateError(f"run {run} has no theta yet: export it after the first round")
     generation = Generations(state / "generations").open(name)
     final = run / FOLDER / "theta.safetensors"
-    folder = out or run / (FOLDER if final.exists() else EXPORT)
-    return _export(config, generation, folder)
+    return Chosen(config, generation, out or run / (FOLDER if final.exists() else EXPORT))
 
 
-def _export(config: Config, generation: Generation, folder: Path) -> Path:
+def export_decoder(config: Config, generation: Generation, folder: Path) -> Path:
+    """Exports a language model for transformers; the folder it is in.
+
+    Raises:
+        StateError: it cannot be exported.
+    """
     info = generation.info
     manifest, tokenizer = _tokenizer(config)
     kind = _kind(config.model, generation.theta, manifest)
@@ -89,8 +103,8 @@ def _kind(model: Model, theta: Path, manifest: Manifest | None) -> Kind:
     """
     if isinstance(model, ImageModel):
         raise StateError(
-            f"model={model.name} cannot be exported: transformers has no such network; its theta "
-            f"is {theta}"
+            f"model={model.name} cannot be exported for transformers, which has no such network; "
+            "python -m pww.export writes it under torchvision's names"
         )
     if not isinstance(model, HfModel):
         return decoder(model)

@@ -7,7 +7,11 @@ from pww.config.schema import Config, Optim
 
 def without_effect(config: Config, given: Collection[str]) -> Iterator[str]:
     """A sentence for each key of `given` that this run's schedule has no use for."""
-    optim = config.optim
+    yield from unused(config.optim, given)
+
+
+def unused(optim: Optim, given: Collection[str]) -> Iterator[str]:
+    """The same, of a schedule alone."""
     if "optim.decay_share" in given and optim.decay != "wsd":
         yield (
             f"optim.decay_share={optim.decay_share:g}: has no effect with "

@@ -8,6 +8,7 @@ container need not have `scontrol`.
 
 import shlex
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from submitit.slurm.slurm import _make_sbatch_string
@@ -17,7 +18,22 @@ from pww.config.check_site import is_full
 from pww.config.schema import Config, Slurm
 
 
-def script(config: Config, queue: Slurm, *, runs: Sequence[Path], code: Path) -> str:
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What a job's ranks run, and what its batch shell does around them."""
+
+    module: str = "pww.worker"
+    setup: tuple[str, ...] = ()
+    # (): ranks that stopped for want of time are queued again; else how the script ends
+    teardown: tuple[str, ...] = ()
+
+
+TRAIN = Program()
+
+
+def script(
+    config: Config, queue: Slurm, *, runs: Sequence[Path], code: Path, program: Program = TRAIN
+) -> str:
     """The script that is given to `sbatch`.
 
     Masks bind the ranks of a full node; a part of a node is bound by `cpu_bind`, since masks
@@ -29,6 +45,7 @@ def script(config: Config, queue: Slurm, *, runs: Sequence[Path], code: Path) ->
         queue: its site's.
         runs: folders, one a task of the array; a single one makes a job without array.
         code: folder of the `pww` that the ranks import.
+        program: what the ranks run.
     """
     site = config.site
     masks = bool(site.cpu_masks) and is_full(site, queue)
@@ -44,7 +61,7 @@ def script(config: Config, queue: Slurm, *, runs: Sequence[Path], code: Path) ->
     ]
     number = "%j" if len(runs) == 1 else "%A_%a"
     text: str = _make_sbatch_string(
-        command=f'{" ".join(step)} {queue.python} -m pww.worker "$run"',
+        command=f'{" ".join(step)} {queue.python} -m {program.module} "$run"',
         use_srun=False,  # it would quote the names of our logs
         folder=runs[0] / "slurm",
         job_name=f"pww-{runs[0].name}",
@@ -70,9 +87,10 @@ def script(config: Config, queue: Slurm, *, runs: Sequence[Path], code: Path) ->
             *_which_run(runs),
             *_which_code(code),
             *_environment(site.cores_per_rank),
+            *program.setup,
             *queue.setup,
         ],
-        teardown=_again(config.launcher.requeues),
+        teardown=list(program.teardown) or _again(config.launcher.requeues),
     )
     return text
 

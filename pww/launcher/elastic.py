@@ -8,7 +8,7 @@ import logging
 import secrets
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -18,8 +18,16 @@ STOP_S = 4
 """Ranks that were asked to stop have this many seconds."""
 
 
-def launch(ranks: int, command: Sequence[str]) -> int:
-    """Runs `command` as `ranks` ranks here; the exit code of the first that failed, or 0."""
+def launch(
+    ranks: int,
+    command: Sequence[str],
+    *,
+    failed: Callable[[int, int], None] = lambda rank, code: None,
+) -> int:
+    """Runs `command` as `ranks` ranks here; the exit code of the first that failed, or 0.
+
+    `failed` is told which rank that was, and its code: one that was killed can say nothing itself.
+    """
     # This process only waits; what there is to say, the ranks say
     logging.disable(logging.CRITICAL)
     # A terminal's Ctrl-C reaches the ranks themselves; SIGTERM alone is passed on to them
@@ -40,9 +48,11 @@ def launch(ranks: int, command: Sequence[str]) -> int:
     try:
         elastic_launch(config, command[0])(*command[1:])
     except ChildFailedError as error:
-        _, failure = error.get_first_failure()
+        rank, failure = error.get_first_failure()
         code = int(failure.exitcode)
-        return 128 - code if code < 0 else code
+        code = 128 - code if code < 0 else code
+        failed(int(rank), code)
+        return code
     except SignalException:
         return 128 + signal.SIGINT
     return 0

@@ -34,7 +34,9 @@ class Job:
     folder: Path
 
 
-def submit(configs: Sequence[Config], *, clock: Clock) -> list[Job]:
+def submit(
+    configs: Sequence[Config], *, clock: Clock, program: batch.Program = batch.TRAIN
+) -> list[Job]:
     """Queues every run; the jobs are in the order of `configs`.
 
     Raises:
@@ -59,7 +61,7 @@ def submit(configs: Sequence[Config], *, clock: Clock) -> list[Job]:
                     fresh.append(ready[-1][1])
                 if said := identity.freeze(code, diff, ready[-1][1]):
                     print(f"{paths.shown(ready[-1][1])}: {said}", file=sys.stderr)
-            ids = _queue(ready, kept)
+            ids = _queue(ready, kept, program)
         except slurm.UnansweredError:
             raise  # its jobs would start without their folders
         except PwwError:
@@ -74,7 +76,7 @@ def submit(configs: Sequence[Config], *, clock: Clock) -> list[Job]:
     return [jobs[number] for number in range(len(configs))]
 
 
-def show(configs: Sequence[Config], *, clock: Clock) -> None:
+def show(configs: Sequence[Config], *, clock: Clock, program: batch.Program = batch.TRAIN) -> None:
     """Prints every script that `submit` would give to sbatch; makes and changes nothing."""
     _one_folder_each(configs)
     code, _ = identity.current()
@@ -93,7 +95,7 @@ def show(configs: Sequence[Config], *, clock: Clock) -> None:
         queue = _queue_of(first)
         folders = [_folder(named[number]) for number in group]
         kept = identity.kept_in(code, _root(first))
-        print(batch.script(first, queue, runs=folders, code=kept))
+        print(batch.script(first, queue, runs=folders, code=kept, program=program))
         print(
             f"dry: nothing was queued. {batch.summary(first, queue, jobs=len(group))}",
             file=sys.stderr,
@@ -113,10 +115,12 @@ def allocations(configs: Sequence[Config], *, longest: int) -> list[list[int]]:
     ]
 
 
-def _queue(ready: Sequence[tuple[Config, Path]], code: Path) -> list[str]:
+def _queue(ready: Sequence[tuple[Config, Path]], code: Path, program: batch.Program) -> list[str]:
     """Gives the array to sbatch; the ids of its tasks."""
     config, folder = ready[0]
-    text = batch.script(config, _queue_of(config), runs=[f for _, f in ready], code=code)
+    text = batch.script(
+        config, _queue_of(config), runs=[f for _, f in ready], code=code, program=program
+    )
     try:
         (folder / "slurm").mkdir(exist_ok=True)
         script = folder / "slurm" / "script.sh"

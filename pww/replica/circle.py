@@ -49,7 +49,7 @@ class Circle:
             return [mine] * self.size
         sent = _bytes(mine.to(self._device))
         got = [torch.empty_like(sent) for _ in range(self.size)]
-        with _together():
+        with together():
             self._group.allgather([got], [sent]).wait()
         return [one.view(mine.dtype).view(mine.shape).to(mine.device) for one in got]
 
@@ -72,7 +72,7 @@ class Circle:
         sent = _bytes(tensor.detach().to(self._device))
         how = dist.BroadcastOptions()
         how.rootRank = source
-        with _together():
+        with together():
             self._group.broadcast([sent], how).wait()
         if self.place != source:
             tensor.copy_(sent.view(tensor.dtype).view(tensor.shape))
@@ -99,8 +99,8 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 @contextmanager
-def _together() -> Iterator[None]:
-    """Around a collective: says in words that another rank is gone."""
+def together() -> Iterator[None]:
+    """Around a collective or a look at the store: says in words that another rank is gone."""
     try:
         yield
     except RuntimeError as fault:

@@ -14,11 +14,13 @@ from typing import cast
 import torch
 from torch import distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
+from torch.distributed.distributed_c10d import _get_default_store
 
 from pww.config.schema import Config
 from pww.replica.blocks import Blocks
-from pww.replica.circle import Circle, Group
+from pww.replica.circle import Circle, Group, together
 from pww.replica.everyone import Everyone
+from pww.replica.parting import Parting
 from pww.trainer.ranks import Ranks, init_ranks, join, meet
 
 MEET_S = 3600.0
@@ -37,6 +39,8 @@ class Allocation:
     everyone: Ranks
     inner: Circle
     outer: Circle
+    across: Circle  # all ranks
+    parting: Parting
     store: Store | None = None  # None: one replica, which has nobody to tell
 
     @property
@@ -45,13 +49,26 @@ class Allocation:
         return self.everyone.rank == 0
 
     def stop_all(self) -> None:
-        """This replica ends its phase early: the others shall too, each at its next look."""
+        """This replica ends its phase early: the others shall too, each at its next look.
+
+        Raises:
+            TrainerError: the rank that keeps the store is gone.
+        """
         if self.store is not None and self.ranks.rank == 0:
-            self.store.set(STOP, "")
+            with together():
+                self.store.set(STOP, "")
 
     def look(self) -> None:
-        """Whether another replica was asked to stop; rank 0 of a replica, now and then."""
-        if self.store is not None and self.store.check([STOP]):
+        """Whether another replica was asked to stop; rank 0 of a replica, now and then.
+
+        Raises:
+            TrainerError: as `stop_all`.
+        """
+        if self.store is None:
+            return
+        with together():
+            asked = self.store.check([STOP])
+        if asked:
             self.ranks.asked.set()
 
 
@@ -66,7 +83,10 @@ def join_ranks(config: Config) -> Allocation:
         ranks = Ranks()
         alone = Circle(None, device=torch.device("cpu"))
         blocks = Blocks.of(ranks.world, replicas=1)
-        return Allocation(blocks, 0, ranks, ranks, alone, alone)
+        across = Circle(cast("Group | None", ranks.group), device=torch.device("cpu"))
+        met = _get_default_store() if ranks.world > 1 else None
+        parting = Parting(met, rank=ranks.rank, world=ranks.world)
+        return Allocation(blocks, 0, ranks, ranks, alone, alone, across, parting)
     store, rank, world = meet(config)
     blocks = Blocks.of(world, replicas=config.diloco.replicas)
     replica, place = blocks.replica(rank), blocks.place(rank)
@@ -78,13 +98,29 @@ def join_ranks(config: Config) -> Allocation:
         group = make(PrefixStore(name, store), at, size) if size > 1 else None
         return Circle(group, device=_device(make))
 
+    across = circle("everyone", rank, world, _gloo)
     return Allocation(
         blocks, replica, ranks,
-        everyone=Everyone(circle("everyone", rank, world, _gloo), asked=ranks.asked),
+        everyone=Everyone(across, asked=ranks.asked),
         inner=circle(f"inner-{replica}", place, blocks.size, _gloo),
         outer=circle(f"outer-{place}", replica, blocks.replicas, _across(config)),
+        across=across,
+        parting=Parting(store, rank=rank, world=world),
         store=store,
     )  # fmt: skip
+
+
+def over_all(config: Config, place: Allocation) -> dist.ProcessGroup:
+    """Collective: a group of all ranks on their devices; the replica's own where it is alone.
+
+    No part of training, which sums gradients within a replica: it is for measuring.
+    """
+    if place.store is None:
+        assert dist.group.WORLD is not None
+        return dist.group.WORLD
+    make = _gloo if config.site.device == "cpu" else _nccl
+    group = make(PrefixStore("over-all", place.store), place.across.place, place.across.size)
+    return cast("dist.ProcessGroup", group)
 
 
 def _across(config: Config) -> Callable[..., Group]:

@@ -1,6 +1,6 @@
 """The inner state of a replica in a folder: optimiser, step and RNG, by all ranks at once.
 
-    inner.json     format, step, ranks, whether the optimiser has state at all
+    inner.json     format, step, ranks, whether the optimiser has no state at all
     *.distcp       each rank's shards (torch.distributed.checkpoint), any number of ranks reads them
     .metadata      what is where
 
@@ -84,7 +84,7 @@ def load(folder: Path, optimizers: Any, *, ranks: Ranks) -> int:
     inner = ranks.share(lambda: inner)
     assert inner is not None
     reset(optimizers)
-    state = {} if inner.fresh else _tensors(optimizers)
+    state = _beside(optimizers) if inner.fresh else _tensors(optimizers)
     same = inner.ranks == ranks.world
     rng = _rng(ranks.rank) if same else {}
     try:
@@ -110,13 +110,22 @@ def reset(optimizers: Any) -> None:
 
 
 def is_fresh(optimizers: Any) -> bool:
-    """Whether no step was taken since the start or the last `reset`."""
+    """Whether there is no optimiser state: no step since the start or the last `reset`, or a kind
+    that keeps none, such as SGD without momentum.
+    """
     return not any(optimizer.state for optimizer in optimizers)
 
 
 def stored(optimizers: Any, rank: int) -> dict[str, Any]:
     """What is saved by a rank: the live tensors, if there are any, and the state of its RNG."""
-    return _rng(rank) if is_fresh(optimizers) else {**_rng(rank), **_tensors(optimizers)}
+    fresh = is_fresh(optimizers)
+    return {**_rng(rank), **(_beside(optimizers) if fresh else _tensors(optimizers))}
+
+
+def _beside(optimizers: Any) -> dict[str, Any]:
+    """What goes with an optimiser and is state without a step of it: a ResNet's statistics."""
+    beside = getattr(optimizers, "beside", None)
+    return {} if beside is None else dict(beside())
 
 
 def _tensors(optimizers: Any) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from torch.distributed.rendezvous import rendezvous
 from pww.config.schema import Config
 from pww.errors import PwwError, Stopped, TrainerError
 from pww.trainer import interfaces, place, signals
+from pww.trainer.device import take
 
 T = TypeVar("T")
 TICK_S = 1.0
@@ -52,7 +53,12 @@ def init_ranks(config: Config) -> None:
 
 
 def join(config: Config, *, store: Store, rank: int, world: int) -> None:
-    """Makes the replica's world: torch's default process group."""
+    """Makes the replica's world, torch's default process group, of ranks with a device each.
+
+    Raises:
+        TrainerError: there is no device for this rank.
+    """
+    take(config.site.device)
     backend = "gloo" if config.site.device == "cpu" else "cuda:nccl,cpu:gloo"
     dist.init_process_group(
         backend, store=store, rank=rank, world_size=world, timeout=timedelta(seconds=TIMEOUT_S)
@@ -114,6 +120,11 @@ class Ranks:
         other = copy(self)
         other._group = dist.new_group(backend="gloo") if self.world > 1 else None
         return other
+
+    def store(self) -> Store:
+        """A connection of its own to where the ranks met; for one thread."""
+        own: Store = _get_default_store().clone()  # type: ignore[attr-defined]
+        return own
 
     @property
     def group(self) -> dist.ProcessGroup | None:

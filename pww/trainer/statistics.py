@@ -6,9 +6,10 @@ from contextlib import contextmanager
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from pww.trainer.ranks import Ranks
-from pww.trainer.shards import buffers
+from pww.trainer.shards import buffers, parameters
 
 
 @torch.no_grad()
@@ -43,9 +44,16 @@ def restore(model: nn.Module, kept: Sequence[torch.Tensor]) -> None:
         buffer.copy_(before)
 
 
-def are_finite(model: nn.Module) -> bool:
-    """Whether no buffer went to nan or inf, from which a running mean never comes back."""
-    return all(bool(torch.isfinite(buffer).all()) for _, buffer in buffers(model))
+@torch.no_grad()
+def are_finite(model: nn.Module, *, ranks: Ranks) -> bool:
+    """Collective: whether no buffer went to nan or inf, from which a running mean never comes back,
+    and no parameter: then the buffers may be as far off, and finite by chance.
+    """
+    fine = all(bool(torch.isfinite(buffer).all()) for _, buffer in buffers(model))
+    for _, parameter in parameters(model):
+        own = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+        fine = fine and bool(torch.isfinite(own).all())
+    return not ranks.most(int(not fine))
 
 
 @contextmanager

@@ -24,16 +24,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch.distributed.fsdp import FSDPModule
 
 from pww.errors import TrainerError
+from pww.trainer.device import Device, require
 
 KERNELS = "torchtitan.distributed.minimal_async_ep.kernels"
 READERS = ("datasets", "datasets.distributed")
-Device = Literal["cpu", "cuda", "rocm"]
 
 
 def install(device: Device) -> None:
@@ -44,7 +44,7 @@ def install(device: Device) -> None:
     """
     kind = "cpu" if device == "cpu" else "cuda"
     if device != "cpu":
-        _require_accelerator(device)
+        require(device)
     with unwarned():
         from torchtitan.tools import utils
 
@@ -75,20 +75,6 @@ def unwarned() -> Iterator[None]:
         warnings.filterwarnings("ignore", message="`torch.jit.script", category=DeprecationWarning)
         warnings.filterwarnings("ignore", message="DTensor .* may not have complete support on cpu")
         yield
-
-
-def _require_accelerator(device: Device) -> None:
-    if not torch.cuda.is_available():
-        raise TrainerError(
-            f"site.device={device}, but torch {torch.__version__} sees no GPU: check the driver "
-            "and that this torch was built for it, or set site.device=cpu"
-        )
-    built = "rocm" if torch.version.hip is not None else "cuda"
-    if built != device:
-        raise TrainerError(
-            f"site.device={device}, but torch {torch.__version__} was built for {built}: set "
-            f"site.device={built} or install the other torch"
-        )
 
 
 def gloo_safe(parallelize: Callable[..., torch.nn.Module]) -> Callable[..., torch.nn.Module]:

@@ -143,7 +143,7 @@ class VisionTrainer:
     ) -> PhaseResult:
         """Trains on exactly `windows`; see `api.Trainer.run`.
 
-        A phase whose statistics went to nan leaves those that were there before it.
+        A phase that went to nan leaves the statistics that were there before it.
         """
         before = snapshot(self.module)
         batch, every = self._optim.batch_windows, self._config.metrics.every_steps
@@ -173,7 +173,7 @@ class VisionTrainer:
         if reported < images:
             pooled += self._taken(told)
         agreed_buffers(self.module, ranks=self._ranks)
-        if not are_finite(self.module):
+        if not are_finite(self.module, ranks=self._ranks):
             restore(self.module, before)
         return PhaseResult(
             steps=done,

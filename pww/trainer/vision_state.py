@@ -12,6 +12,8 @@ from torch.distributed.checkpoint.state_dict import (
 
 from pww.trainer.shards import buffers
 
+BUFFER = "state.buffer."
+"""What the name of a buffer is preceded by in an inner state."""
 FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 
 
@@ -29,7 +31,11 @@ class Optimizers:
         flat: dict[str, Any] = get_optimizer_state_dict(
             self._model, self._optimizer, options=FLAT
         )  # fmt: skip
-        return flat | {f"state.buffer.{name}": buffer for name, buffer in buffers(self._model)}
+        return flat | self.beside()
+
+    def beside(self) -> dict[str, Any]:
+        """The buffers, which are state whether or not the optimiser has any; live."""
+        return {f"{BUFFER}{name}": buffer for name, buffer in buffers(self._model)}
 
     def zero_grad(self, *, set_to_none: bool) -> None:
         """Forgets gradients."""

@@ -13,6 +13,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -31,6 +32,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "integration" / "programs"))
 from forked import in_ranks
 from tiny import Never, Steps
 
+from pww.allocate import collective_of
 from pww.clock import SystemClock
 from pww.config.load import compose
 from pww.config.one_replica import of_one
@@ -40,6 +42,7 @@ from pww.data.images.cifar import MEAN, STD
 from pww.data.images.gallery import Gallery
 from pww.replica.collective import Collective
 from pww.replica.groups import join_ranks
+from pww.smoke.phases import HORIZONS, Times, measured
 from pww.trainer.pictures import augmented, normalized
 from pww.trainer.resnet import resnet
 from pww.trainer.vision import VisionTrainer
@@ -114,25 +117,21 @@ def outer_step(config: Config, folder: Path, rounds: int, steps: int) -> None:
     torch.set_num_threads(1)
     batch = config.optim.batch_windows
     trainer = VisionTrainer(of_one(config), gallery(batch * steps), ranks=place.ranks)
-    collective = Collective(
-        trainer.module, inner=place.inner, outer=place.outer, diloco=config.diloco, clock=clock
-    )
-    found: dict[str, list[float]] = {"inner": [], "outer": [], "durable": []}
-    for number in range(rounds + 1):
-        result = trainer.run(
-            range(steps * batch), progress=0.4, progress_end=0.5, on_step=Steps(), stop=Never()
-        )
-        place.everyone.most(0)  # the outer step begins when the slowest is there
+    collective = collective_of(config, place, trainer, clock=clock)
+    durable: list[float] = []
+
+    def make_durable(number: int) -> None:
         began_s = perf_counter()
-        collective.step(result.tokens)
-        stepped_s = perf_counter()
         save(trainer, collective, folder / f"{number}-{place.replica}")
         place.everyone.most(0)
-        if number:  # the first one is warm-up
-            found["inner"].append(result.seconds / steps)
-            found["outer"].append(stepped_s - began_s)
-            found["durable"].append(perf_counter() - stepped_s)
+        durable.append(perf_counter() - began_s)
+
+    times = measured(
+        trainer, collective, place, range(steps * batch), steps=steps, rounds=rounds, clock=clock,
+        device=torch.device("cpu"), after=make_durable, progress=0.4,
+    )  # fmt: skip
     if place.is_first:
+        found = {**asdict(times), "durable": durable[1:]}  # the first one is warm-up
         (folder / "outer.json").write_text(json.dumps(found))
     trainer.close()
 
@@ -167,11 +166,13 @@ def main(words: list[str]) -> None:
     ratio = median(plain / ours for ours, plain in pairs)
     figure("images_vs_plain_ddp", ratio, "ratio", ">= 0.99")
     figure("images_per_s", batch * steps / median(ours for ours, _ in pairs), "images/s", "none")
-    inner, outer, durable = (median(found[key]) for key in ("inner", "outer", "durable"))
+    durable = median(found.pop("durable"))
+    times = Times(**found)
+    inner, outer = median(times.inner), median(times.outer)
     figure("inner_step_ms", 1e3 * inner, "ms", "none")
     figure("outer_step_ms", 1e3 * outer, "ms", "none")
-    for num in (10, 100, 500):
-        figure(f"outer_overhead_h{num}", outer / (num * inner), "share", "none")
+    for num in HORIZONS:
+        figure(f"outer_overhead_h{num}", times.overhead(num), "share", "none")
     share = (outer + durable) / (100 * inner)
     figure("outer_and_checkpoint_h100", share, "share", "none")
 

@@ -20,12 +20,14 @@ def command(*words: str, module: str = "pww.train", flags: tuple[str, ...] = ())
     return [sys.executable, *flags, "-m", module, *words]
 
 
-def run(*words: str, cwd: Path, flags: tuple[str, ...] = ()) -> "subprocess.CompletedProcess[str]":
+def run(
+    *words: str, cwd: Path, flags: tuple[str, ...] = (), module: str = "pww.train"
+) -> "subprocess.CompletedProcess[str]":
     env = {**os.environ, "PYTHONPATH": str(paths.PROJECT)}
     for name in [n for n in env if n.startswith("PWW_")]:
         del env[name]
     return subprocess.run(
-        command(*words, flags=flags),
+        command(*words, flags=flags, module=module),
         cwd=cwd,
         env=env,
         capture_output=True,
@@ -76,16 +78,21 @@ def test_a_bad_job_stops_the_whole_sweep(tmp_path: Path) -> None:
     assert files(tmp_path) == []
 
 
-@pytest.mark.parametrize("words", [("--cfg", "job"), ("--help",)])
-def test_answers_fast_and_without_torch(words: tuple[str, ...], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [("pww.train", ("--cfg", "job")), ("pww.train", ("--help",)), ("pww.smoke", ("--help",))],
+)
+def test_answers_fast_and_without_torch(
+    module: str, words: tuple[str, ...], tmp_path: Path
+) -> None:
     """Processor time, not the clock's: other processes share this machine."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    result = run(*words, cwd=tmp_path)
+    result = run(*words, cwd=tmp_path, module=module)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert result.returncode == 0, result.stderr
     spent = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     assert spent < 1.5
-    imported = run(*words, cwd=tmp_path, flags=("-X", "importtime")).stderr
+    imported = run(*words, cwd=tmp_path, module=module, flags=("-X", "importtime")).stderr
     modules = {line.rpartition("|")[2].strip() for line in imported.splitlines()}
     assert "hydra" in modules
     assert not modules & {"torch", "torchtitan", "wandb", "flwr", "submitit", "numpy"}

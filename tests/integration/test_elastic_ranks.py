@@ -1,11 +1,17 @@
 """Several ranks on one machine under torch's elastic launcher: exit codes, and the way to stop."""
 
+import os
 import signal
 import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+
+from pww.smoke.book import concluded
+
+ROOT = Path(__file__).parents[2]
 
 LAUNCH = """
 import sys
@@ -69,3 +75,27 @@ def test_sigterm_stops_every_rank_and_says_130() -> None:
         assert process.returncode == 130, err
         assert out.split() == ["stopped", "stopped"]
         assert err == ""
+
+
+SMOKE = """
+import sys
+from pww.smoke import local
+local.MODULE = sys.argv[1]
+sys.exit(local.main(["2", sys.argv[2]]))
+"""
+
+
+def test_a_rank_of_a_smoke_test_that_is_killed_is_named(tmp_path: Path) -> None:
+    """Torch's launcher alone knows which it was; the others end with it."""
+    (tmp_path / "dies.py").write_text(
+        "import os, time\n"
+        "if os.environ['RANK'] == '1':\n"
+        "    os.kill(os.getpid(), 9)\n"
+        "time.sleep(100)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", SMOKE, "dies", str(tmp_path)], capture_output=True, text=True,
+        timeout=120, check=False, env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"},
+    )  # fmt: skip
+    assert done.returncode == 137, done.stderr
+    assert concluded(tmp_path, 137) == "FAIL: rank 1 ended with exit code 137 and said nothing"

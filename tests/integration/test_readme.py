@@ -172,7 +172,7 @@ def test_the_status_of_nobody_is_a_sentence(project: Project) -> None:
 
 def test_two_replicas_in_one_allocation(project: Project) -> None:
     """Shorter than it stands there: two rounds of 20 steps."""
-    (command,) = [c for c in PYTHON if "diloco.replicas=" in c]
+    (command,) = [c for c in PYTHON if "pww.train" in c and "diloco.replicas=" in c]
     short = ["data.max_windows=640", "diloco.inner_steps=20", "metrics.wandb.mode=disabled"]
     done = project.run(*words(command), *short, timeout_s=280)
     assert done.returncode == 0, done.stderr
@@ -184,6 +184,18 @@ def test_two_replicas_in_one_allocation(project: Project) -> None:
     done = project.run("-m", "pww.central", "audit", str(run))
     assert done.returncode == 0, done.stdout
     assert "lost 0, doubled 0" in done.stdout
+
+
+def test_the_smoke_test(project: Project) -> None:
+    (command,) = [c for c in PYTHON if "pww.smoke" in c]
+    done = project.run(*words(command), timeout_s=280)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[-1] == "PASS"
+    assert any("a known parameter moved by 0.5000 (nesterov" in line for line in lines)
+    assert "% at H=500" in lines[-2]
+    (folder,) = (project.outputs / "smoke").iterdir()
+    assert (folder / "verdict").read_text() == "PASS\n"
 
 
 def test_images(project: Project) -> None:
@@ -206,6 +218,22 @@ def test_images(project: Project) -> None:
         assert told in " ".join(done.stderr.split())
 
 
+def test_a_first_study_and_one_of_your_own(project: Project) -> None:
+    """Shorter, at one rate and with two seeds where the command line says how many."""
+    first, *mine = [c for c in PYTHON if "pww.lab" in c]
+    quick = ["lab.steps=50", "lab.seeds=2", "lab.tune.lr=[]"]
+    done = project.run(*words(first), *quick, "lab.seeds=1")
+    assert done.returncode == 0, done.stderr
+    report = project.outputs / "lab" / "first" / "report"
+    assert {p.suffix for p in report.iterdir()} == {".md", ".csv", ".svg", ".png"}
+    for command in mine:
+        runs = "lab.study=" in command
+        done = project.run(*words(command), *(quick if runs else []))
+        assert done.returncode == 0, (command, done.stderr)
+    assert re.search(r"int4 costs .* (confirmed|refuted|inconclusive)", done.stdout)
+    assert "open" not in done.stdout.partition("## Predictions")[2].partition("##")[0]
+
+
 def test_every_command_was_tried() -> None:
     tried = [c for c in PYTHON if c == "python -m pww.train" or "pww.demo" in c or "--" in c]
     tried += [c for c in PYTHON if "dry=true" in c or "audit" in c or "tinyshakespeare" in c]
@@ -213,5 +241,7 @@ def test_every_command_was_tried() -> None:
     tried += [c for c in PYTHON if "central.roles=" in c]  # by test_split_roles.py
     tried += [c for c in PYTHON if re.search(r"central (init|add|revoke) ", c)]
     tried += [c for c in PYTHON if "pww.status" in c or "pww.data" in c]
+    tried += [c for c in PYTHON if "pww.smoke" in c]
     tried += [c for c in PYTHON if "diloco.replicas=" in c or "model=resnet18" in c]
+    tried += [c for c in PYTHON if "pww.lab" in c]
     assert set(tried) == set(PYTHON)

@@ -120,6 +120,7 @@ def test_one_replica_that_is_asked_to_stop_stops_all(runs: Path) -> None:
     first, then = codes(runs, "stopped")
     assert first == [130, 130]
     assert then == [0, 0]
+    assert (runs / "stopped" / "gone").read_text() == ""  # while rank 0 said goodbye
     said = [(runs / "stopped" / f"said-{rank}").read_text() for rank in range(2)]
     assert all("steps of a phase, which is not delivered" in one for one in said)
     equal(theta(runs / "stopped"), theta(runs / "whole"))
@@ -188,6 +189,8 @@ def test_a_replica_that_is_killed_ends_the_job(runs: Path) -> None:
     (found,) = codes(runs, "dying")
     assert found[1] == CRASHED
     assert found[0] not in (0, 130)
+    # by its closed connections; a collective would wait for an hour
+    assert float((runs / "dying" / "seconds").read_text()) < 120
     said = (runs / "dying" / "said-0").read_text()
     assert "another rank of this allocation is gone; its own last lines say why" in said
 

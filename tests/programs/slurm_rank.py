@@ -1,14 +1,16 @@
-"""One rank in a test of the queue: called as `slurm_rank.py -m pww.worker RUN`, does RANK_DOES.
+"""One rank in a test of the queue: called as `slurm_rank.py -m MODULE RUN`, does RANK_DOES.
 
 finish   notes its environment and marks the run as finished
 raise    rank 1 fails with a traceback, the others go on for long
 closed   the real worker, with a closed form in place of the engine
+killed   rank 1 is killed, as for want of memory; the others go on for long
 little   the real worker, with a trainer whose parameters replicas of one allocation can average
 agree    several ranks step until they agree on a stop, and note at which step that was
 """
 
 import json
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -37,6 +39,13 @@ def objective(run: Path, rank: int) -> int:
 def fail(run: Path, rank: int) -> int:
     if rank == 1:
         raise RuntimeError("broken on purpose")
+    time.sleep(300)
+    return 0
+
+
+def killed(run: Path, rank: int) -> int:
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(300)
     return 0
 
@@ -86,10 +95,10 @@ def agree(run: Path, rank: int) -> int:
 
 
 if __name__ == "__main__":
-    assert sys.argv[1:3] == ["-m", "pww.worker"], sys.argv
+    assert sys.argv[1:3] in (["-m", "pww.worker"], ["-m", "pww.smoke.rank"]), sys.argv
     does = {
         "finish": finish, "objective": objective, "raise": fail, "closed": closed, "agree": agree,
-        "little": little,
+        "killed": killed, "little": little,
     }  # fmt: skip
     code = does[os.environ["RANK_DOES"]](Path(sys.argv[3]), int(os.environ["SLURM_PROCID"]))
     sys.stdout.flush()

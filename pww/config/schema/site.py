@@ -24,6 +24,9 @@ class Partition(Section):
     short_hours: Annotated[float, Field(ge=0)]  # jobs of at most this start much sooner; 0: none do
     device_kind: DeviceKind
     peak_tflops: Rate
+    # as in Site; older runs have no such keys
+    allreduce_node_gb_s: Literal["none"] | Rate = "none"
+    allreduce_nodes_gb_s: Literal["none"] | Rate = "none"
 
 
 class Slurm(Section):
@@ -62,6 +65,10 @@ class Site(Section):
     device: Literal["cpu", "cuda", "rocm"]
     device_kind: DeviceKind
     peak_tflops: Literal["none"] | Rate  # of one rank's device, dense bf16
+    # what an all-reduce of 256 MiB was measured at, in a full node and over several; older runs
+    # have no such keys
+    allreduce_node_gb_s: Literal["none"] | Rate = "none"
+    allreduce_nodes_gb_s: Literal["none"] | Rate = "none"
     num_nodes: Positive
     ranks: Positive  # what parallel.ranks is unless it is given
     ranks_per_node: Positive
@@ -72,6 +79,7 @@ class Site(Section):
         tuple[str, ...], Field(strict=False)
     ]  # one hex mask a local rank; full nodes
     interface: str  # network interface prefix for collectives, "" to let the library find it
+    outbound: Literal["first", "all"]  # ranks that send to the central
     scratch: Annotated[
         str,
         StringConstraints(pattern=r"^(none|/.*)$"),

@@ -1,4 +1,4 @@
-"""The images of a run: what is trained on, what accuracy is measured on, and both as one digest.
+"""The images of a run: what is trained on, by its digest, and what accuracy is measured on.
 
 An image is a window of one target, so that leases, books and the exactly-once audit know nothing of
 images: window 17 is the 17th training image.
@@ -41,7 +41,9 @@ class Gallery:
 
     @property
     def digest(self) -> str:
-        """SHA-256 over the training images and their labels."""
+        """SHA-256 over the training images and their labels: what leases are of. Not over those
+        that are measured on, of which each machine may have others.
+        """
         seen = hashlib.sha256(np.ascontiguousarray(self.train.pixels).tobytes())
         seen.update(self.train.labels.tobytes())
         return seen.hexdigest()
@@ -55,12 +57,17 @@ def open_gallery(images: Images, *, project: Path) -> Gallery:
     """
     if images.kind == "digits":
         train, held_out = split_off(digit_images(), every=images.held_out_every)
-        return Gallery(_first(train, images), held_out, MEAN, STD, flip=False)
+        return Gallery(_first(train, images), held_out, *scale_of(images), flip=False)
     folder = folder_of(images, project)
     train, measured = split_off(cifar.cifar10_train(folder), every=images.held_out_every)
     if images.measure != "held_out":
         measured = cifar.cifar10_test(folder, lossy=images.measure == "lossy_test")
-    return Gallery(_first(train, images), measured, cifar.MEAN, cifar.STD, flip=True)
+    return Gallery(_first(train, images), measured, *scale_of(images), flip=True)
+
+
+def scale_of(images: Images) -> tuple[Sequence[float], Sequence[float]]:
+    """Mean and deviation of each channel, on a scale of 0 to 1."""
+    return (MEAN, STD) if images.kind == "digits" else (cifar.MEAN, cifar.STD)
 
 
 def _first(train: Labelled, images: Images) -> Labelled:

@@ -9,10 +9,12 @@ import gc
 import json
 import os
 import sys
+import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from pathlib import Path
+from threading import Event
 from typing import Any, cast
 
 import torch
@@ -85,10 +87,12 @@ def train(run: Path, engine: Engine, windows: int, over: dict[str, Any]) -> None
     """One rank of a run, to its end or its fault, which is told in RUN/said-RANK."""
     config, clock = config_of(over), SystemClock()
     run.mkdir(exist_ok=True)
+    os.environ["RUN"] = str(run)
     place = join_ranks(config)
     try:
         with ExitStack() as stack:
             trainer = engine(config, place)
+            stack.callback(place.parting.end)
             stack.callback(trainer.close)
             if place.replica == 0 and not (run / "checkpoints").exists():
                 write_seed(trainer, run / "theta0.safetensors", place.ranks)
@@ -129,7 +133,21 @@ def little(config: Config, place: Allocation) -> Little:
 
 
 def asked(config: Config, place: Allocation) -> Little:
-    """The last replica alone is asked to stop, in the middle of its second phase."""
+    """The last replica alone is asked to stop, in the middle of its second phase.
+
+    Rank 0 notes who is gone while it says goodbye.
+    """
+    leave = Session.leave
+
+    def slow(session: Session, keep: Collection[int] = ()) -> None:
+        place.ranks.asked.wait()
+        Event().wait(0.7)
+        run = Path(os.environ["RUN"])
+        (run / "gone").write_text(" ".join(path.name for path in run.glob("said-*")))
+        leave(session, keep)
+
+    if place.is_first:
+        Session.leave = slow  # type: ignore[method-assign]
 
     def at_step(trainer: Little) -> None:
         if place.replica == place.blocks.replicas - 1 and trainer.step == 3:
@@ -315,10 +333,11 @@ def main(folder: Path) -> None:
     codes.append(("places", in_ranks(6, lambda: places(folder))))
     for name, engine, windows, over in RUNS:
         ranks = over.get("parallel.ranks", 2)
-        run = folder / name
+        run, began_s = folder / name, time.monotonic()
         codes.append(
             (name, in_ranks(ranks, lambda: train(run, engine, windows, over)))  # noqa: B023
         )
+        (run / "seconds").write_text(str(time.monotonic() - began_s))
     (folder / "codes.json").write_text(json.dumps(codes))
 
 

@@ -331,6 +331,14 @@ CASES: list[tuple[dict[str, object], list[str]]] = [
     ),
     ({"diloco.outer.optimizer": "sgd", "diloco.outer.momentum": 0}, []),
     (
+        {"diloco.outer.momentum": 0, "diloco.outer.lr": 1.0},
+        [
+            "diloco.outer.momentum=0: diloco.outer.optimizer=nesterov without a momentum is sgd; "
+            "give one too (diloco.outer.lr=0.7 diloco.outer.momentum=0.9 are usual, lr is 1 here), "
+            "or use sgd"
+        ],
+    ),
+    (
         {"diloco.norm_clip": 0.5},
         [
             "diloco.norm_clip=0.5: below 1 it would shrink deltas of ordinary length; use 1 or "

@@ -25,6 +25,9 @@ WRONG = [
      "this version; leave it out, and use diloco.replicas"),
     ([RESNET, "optim.accumulate=2"], "optim.accumulate=2: model=resnet18 takes a batch whole; "
      "use 1"),
+    ([RESNET, "diloco.outer.optimizer=nesterov"], "diloco.outer.momentum=0: diloco.outer.optimizer="
+     "nesterov without a momentum is sgd; give one too (diloco.outer.lr=0.7 "
+     "diloco.outer.momentum=0.9 are usual, lr is 1 here), or use sgd"),
     ([RESNET, "parallel.activation_checkpoint=selective"], "parallel.activation_checkpoint="
      "selective: knows the layers of torchtitan's models only, not those of model=resnet18; use "
      "none, or full for whole blocks"),
