@@ -254,8 +254,9 @@ def _apply(override: "Override", base: "DictConfig") -> None:
 def _is_plain(override: "Override") -> bool:
     """`key=value` of ours: nothing added, removed or moved, and nothing of Hydra's own."""
     key = override.key_or_group
-    plain = not (override.is_add() or override.is_force_add() or override.is_delete())
-    return plain and override.package is None and not key.startswith("hydra")
+    moved = override.is_add() or override.is_force_add() or override.is_delete()
+    ours = override.package is None and not key.startswith("hydra")
+    return ours and not (moved or override.is_sweep_override())
 
 
 def register_resolvers() -> None:
