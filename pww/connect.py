@@ -21,6 +21,7 @@ from pww.replica.outbox import Entry
 from pww.replica.port import Claims, CoordinatorPort
 from pww.replica.session import Session
 from pww.transport.carrier import Transfers
+from pww.transport.crew import Crew
 from pww.transport.exchange import Exchange
 from pww.wire import Carriage
 
@@ -68,9 +69,15 @@ class Start:
 
 
 def connect(
-    config: Config, run: Path, start: Start, *, clock: Clock, stop: threading.Event
+    config: Config,
+    run: Path,
+    start: Start,
+    *,
+    clock: Clock,
+    stop: threading.Event,
+    crew: Crew | None = None,
 ) -> Ends:
-    """Registers this process and returns its two ends.
+    """Registers this process and returns its two ends; `crew` helps with uploads.
 
     Raises:
         Refused: another live process has the replica id, or the run, corpus or model differ; or
@@ -82,7 +89,7 @@ def connect(
     """
     if config.central.url == "none":
         return _alone(config, run, start, clock=clock, stop=stop)
-    return _federated(config, run, start, clock=clock, stop=stop)
+    return _federated(config, run, start, clock=clock, stop=stop, crew=crew)
 
 
 def session_of(
@@ -151,8 +158,9 @@ def _alone(config: Config, run: Path, start: Start, *, clock: Clock, stop: threa
 
 
 def _federated(
-    config: Config, run: Path, start: Start, *, clock: Clock, stop: threading.Event
-) -> Ends:
+    config: Config, run: Path, start: Start, *, clock: Clock, stop: threading.Event,
+    crew: Crew | None,
+) -> Ends:  # fmt: skip
     """The lease protocol over HTTP, theta and deltas over Flower; one key for both."""
     import httpx
     import numpy as np
@@ -191,7 +199,7 @@ def _federated(
             carrier = carrier_of(
                 carriage, config, run=session.run, clock=clock,
                 authorize=partial(port.authorize, Who(config.replica_id, session.incarnation)),
-                stop=stop, random=random, tls=None if bundle is None else bundle.tls,
+                stop=stop, random=random, tls=None if bundle is None else bundle.tls, crew=crew,
             )  # fmt: skip
         transport = config.transport
         if carrier is None:

@@ -11,6 +11,7 @@
     ├── StateError              a state folder or port is taken, or belongs to another run
     │   └── InUse               … by a live process: free when that one ends
     ├── TrainerError            the inner loop cannot run or go on
+    ├── LabError                a study, its log or its report cannot be used as asked
     ├── CentralError            talking to the central
     │   ├── Unreachable         no answer within the deadline; trying again may help
     │   └── Refused             the central answered no, with its reason; trying again will not help
@@ -79,6 +80,10 @@ class InUse(StateError):
 
 class TrainerError(PwwError):
     """The inner loop cannot run or go on."""
+
+
+class LabError(PwwError):
+    """A study of the lab, its log or its report cannot be used as asked."""
 
 
 class CentralError(PwwError):

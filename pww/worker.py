@@ -134,6 +134,7 @@ def _alone(
     from pww.codec import codec_named
     from pww.connect import Ends, Start, connect
     from pww.metrics import Metrics
+    from pww.replica.crew import crew_of
     from pww.replica.durable import Durable
     from pww.replica.gauges import Hardware, Meters
     from pww.replica.outbox import Outbox
@@ -158,7 +159,12 @@ def _alone(
         "" if outbox.residual is None else outbox.residual.offer.delta,
     )  # fmt: skip
     built: list[Ends] = []
-    ranks.share(lambda: built.append(connect(config, run, start, clock=clock, stop=ranks.asked)))
+    crew = crew_of(config, ranks, clock=clock, stack=stack)
+
+    def join() -> None:
+        built.append(connect(config, run, start, clock=clock, stop=ranks.asked, crew=crew))
+
+    ranks.share(join)
     ends = built[0] if built else None
     carriage = ranks.local(lambda: built[0].carriage)
     if carriage is not None:

@@ -116,6 +116,24 @@ class Blocked:
         )
         return flat.reshape(shape)
 
+    def recoded(self, rows: torch.Tensor) -> torch.Tensor:
+        """What decoding gives of `rows`, each of which is a tensor of up to `BLOCK` values.
+
+        For simulations, which encode many little tensors at once. Codecs that draw do so by the
+        number of the row alone.
+
+        Raises:
+            NotFiniteError: a value is nan or inf, or too large for this codec.
+        """
+        parts = {
+            part: torch.empty(rows.shape[0], elements, dtype=dtype, device=rows.device)
+            for part, (dtype, elements) in self._rows.columns(rows.shape[1]).items()
+        }
+        found = torch.empty_like(rows)
+        self._rows.encode(rows, parts, seed=0)
+        self._rows.decode(parts, found)
+        return found
+
     def bound(self, tensor: torch.Tensor) -> torch.Tensor:
         """As the rows say."""
         flat = tensor.detach().reshape(-1)

@@ -17,14 +17,11 @@ from collections.abc import Mapping
 import torch
 
 from pww.codec.blocks import Columns
+from pww.codec.draws import drawn, row_keys
 from pww.codec.finite import is_finite
 from pww.codec.places import kept
 from pww.codec.scales import TOO_LARGE
 from pww.errors import NotFiniteError, PayloadError
-
-MASK = 0xFFFFFFFF
-COUNTERS = 1 << 48
-"""Seeds that differ by a multiple of it draw the same."""
 
 
 class RandomKRows:
@@ -49,9 +46,7 @@ class RandomKRows:
         largest = float(sizes.max()) if self._scaled else 1.0
         if not is_finite(torch.stack(torch.aminmax(rows)) * largest):
             raise NotFiniteError(TOO_LARGE)
-        counters = torch.arange(rows.shape[0], device=rows.device) + seed % COUNTERS
-        keys = _mixed(_mixed(counters & MASK) ^ (counters % COUNTERS >> 32))
-        parts["keys"].copy_((keys - (1 << 31)).view(-1, 1))
+        parts["keys"].copy_(row_keys(rows.shape[0], seed=seed, device=rows.device))
         parts["values"].copy_(rows.gather(1, self._places(parts["keys"], rows)))
 
     def decode(self, parts: Mapping[str, torch.Tensor], rows: torch.Tensor) -> None:
@@ -84,13 +79,4 @@ class RandomKRows:
     def _places(self, keys: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """One place in each stretch; every one as likely as the next, but for one part in 10^6."""
         starts, sizes = self._stretches(rows)
-        lanes = torch.arange(starts.numel(), device=rows.device) * 0x9E3779B1
-        drawn = _mixed((keys.long() + (1 << 31) + lanes) & MASK)
-        return starts + (drawn * sizes >> 32)
-
-
-def _mixed(words: torch.Tensor) -> torch.Tensor:
-    """32-bit words, each bit of which depends on every bit of the word; no product leaves int64."""
-    for _ in range(2):
-        words = ((words >> 16) ^ words) * 0x45D9F3B & MASK
-    return (words >> 16) ^ words
+        return starts + (drawn(keys, starts.numel()) * sizes >> 32)

@@ -1,7 +1,7 @@
 """From a codec's name to the codec: one `case` each.
 
 A name is the kind and its parameters: `int4`, `topk-64-b2` (keep 64 of 4096, values of 2 bits),
-`randomk-64`, `randomk-64-raw` (not scaled, for error feedback), `dct-64`.
+`randomk-64`, `randomk-64-raw` (not scaled, for error feedback), `dct-64`, `dither-4` (4 bits).
 """
 
 import re
@@ -10,6 +10,7 @@ from pww.codec.base import Codec
 from pww.codec.bf16 import Bf16
 from pww.codec.blocks import BLOCK, Blocked, Rows
 from pww.codec.dct import DctRows
+from pww.codec.dither import DitherRows
 from pww.codec.fp16 import Fp16Rows
 from pww.codec.fp32 import Fp32
 from pww.codec.int2 import Int2Rows
@@ -22,7 +23,7 @@ from pww.errors import PayloadError
 
 FORMS = (
     "fp32", "bf16", "fp16", "int8", "int4", "int2", "sign", "topk-KEEP-b2|b4|b8|b16",
-    "randomk-KEEP", "randomk-KEEP-raw", "dct-KEEP",
+    "randomk-KEEP", "randomk-KEEP-raw", "dct-KEEP", "dither-4|8",
 )  # fmt: skip
 """All names; KEEP is 1 to 4096."""
 
@@ -49,6 +50,8 @@ def codec_named(name: str) -> Codec:
             return Blocked(name, RandomKRows(int(keep), scaled=False))
         case ["dct", keep] if _is_keep(keep):
             return Blocked(name, DctRows(int(keep)))
+        case ["dither", "4" | "8" as size]:
+            return Blocked(name, DitherRows(int(size)))
         case _:
             raise PayloadError(
                 f"codec {name[:40]!r} is not known here (known: {', '.join(FORMS)}); "

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from pww.config import check_codec, check_images, check_model, check_site
-from pww.config.schema import Config, Data, Images
+from pww.config.schema import Config, Data, Images, Outer
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +78,12 @@ def phases_are_blocks(config: Config) -> Iterator[str]:
 
 
 def outer_fits(config: Config) -> Iterator[str]:
+    """See `momentum_fits`."""
+    yield from momentum_fits(config.diloco.outer)
+
+
+def momentum_fits(outer: Outer) -> Iterator[str]:
     """sgd has no momentum, so one that is set would be ignored; nesterov without is sgd."""
-    outer = config.diloco.outer
     if outer.optimizer == "sgd" and outer.momentum != 0:
         yield (
             f"diloco.outer.momentum={outer.momentum:g}: diloco.outer.optimizer=sgd has none; "

@@ -32,21 +32,25 @@ def wire_bits(codec: Codec) -> float:
 
 
 def coarse_has_feedback(config: Config) -> Iterator[str]:
+    """See `coarse`."""
+    yield from coarse(config.codec)
+
+
+def coarse(codec: Codec) -> Iterator[str]:
     """What few bits lose must come back, unless someone insists."""
-    codec = config.codec
     if codec.kind not in ("int2", "sign", "topk", "dct"):
         return
     bits = wire_bits(codec)
-    coarse = bits <= COARSE_BITS
+    few = bits <= COARSE_BITS
     if codec.kind == "topk":
-        coarse = coarse or codec.value_bits <= COARSE_VALUE_BITS
-    if coarse and not codec.feedback and not codec.force:
+        few = few or codec.value_bits <= COARSE_VALUE_BITS
+    if few and not codec.feedback and not codec.force:
         yield (
             f"codec.feedback=false: {codec.name} sends {bits:.2g} bits a parameter, and what it "
             "drops is known to cost +32 % loss without error feedback; use codec.feedback=true, "
             "or codec.force=true to do so all the same"
         )
-    elif codec.force and (codec.feedback or not coarse):
+    elif codec.force and (codec.feedback or not few):
         yield (
             f"codec.force=true: has no effect with codec.feedback={str(codec.feedback).lower()} "
             f"and {codec.name}, where nothing is refused; leave it out"

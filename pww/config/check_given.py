@@ -21,7 +21,11 @@ def without_effect(config: Config, given: Collection[str]) -> Iterator[str]:
         yield (
             "data.roots: has no effect with data=digits, which scikit-learn brings; leave it out"
         )
-    optim = config.optim
+    yield from unused(config.optim, given)
+
+
+def unused(optim: Optim, given: Collection[str]) -> Iterator[str]:
+    """The same, of a schedule alone."""
     if "optim.decay_share" in given and optim.decay != "wsd":
         yield (
             f"optim.decay_share={optim.decay_share:g}: has no effect with "

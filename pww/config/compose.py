@@ -57,6 +57,7 @@ class Composer:
         # Asked directly: the loader would read every source again for each question
         self._files = loader.repository = ReadOnce(loader.config_search_path)
         self._loader = loader
+        self._bases: dict[tuple[str, ...], DictConfig | None] = {}
 
     def compose(self, tokens: Sequence[str]) -> "DictConfig":
         """The composed tree with its `hydra` node; raises whatever Hydra raises."""
@@ -107,7 +108,7 @@ class Composer:
             o for o in overrides if self.options(o.key_or_group) and not isinstance(o.value(), dict)
         ]
         try:
-            return self.compose([line_of(o) for o in overrides]), [line_of(o) for o in groups]
+            return self._whole(overrides, groups), [line_of(o) for o in groups]
         except refusals() as error:
             first = error
         try:
@@ -121,9 +122,41 @@ class Composer:
             faults.add(flat(error) or flat(first))
             return None, []
 
+    def _whole(self, overrides: Sequence["Override"], groups: Sequence["Override"]) -> "DictConfig":
+        """All overrides composed; jobs that differ in values alone share what Hydra composes.
+
+        Hydra sets values after it has composed the choices, so that setting them on a copy of what
+        it composed without them is the same, and a fifth of the work. What it refuses it is asked
+        again, for its own words.
+        """
+        from hydra._internal.config_loader_impl import ConfigLoaderImpl
+
+        values = [o for o in overrides if o not in groups]
+        chosen = tuple(line_of(o) for o in groups)
+        if all(_is_plain(o) for o in values) and chosen in self._bases:
+            base = self._bases[chosen]
+            if base is None:
+                base = self._bases[chosen] = self.compose(chosen)
+            tree = deepcopy(base)
+            try:
+                ConfigLoaderImpl._apply_overrides_to_config(values, tree)
+            except refusals():
+                pass
+            else:
+                return tree
+        tree = self.compose([line_of(o) for o in overrides])
+        self._bases.setdefault(chosen)  # the first of its kind may be the only one
+        return tree
+
     def launcher(self, tree: "DictConfig", faults: Faults) -> None:
         """Where jobs go is said by their site alone; a launcher that says otherwise is refused."""
         chosen = tree.hydra.runtime.choices["hydra/launcher"]
+        if "site" not in tree:
+            if chosen != "basic":
+                faults.add(
+                    f"hydra/launcher={chosen}: these jobs run here, one after another; leave it out"
+                )
+            return
         site, queued = tree.hydra.runtime.choices["site"], tree.site.queue.kind == "slurm"
         if chosen == "slurm" and not queued:
             faults.add(f"hydra/launcher=slurm: site={site} has no queue; leave it out")
@@ -216,6 +249,14 @@ def _apply(override: "Override", base: "DictConfig") -> None:
     if override.is_sweep_override():
         raise ValueError("a sweep")
     ConfigLoaderImpl._apply_overrides_to_config([override], deepcopy(base))
+
+
+def _is_plain(override: "Override") -> bool:
+    """`key=value` of ours: nothing added, removed or moved, and nothing of Hydra's own."""
+    key = override.key_or_group
+    moved = override.is_add() or override.is_force_add() or override.is_delete()
+    ours = override.package is None and not key.startswith("hydra")
+    return ours and not (moved or override.is_sweep_override())
 
 
 def register_resolvers() -> None:

@@ -34,7 +34,7 @@ from pww.config.running import (
 from pww.errors import ConfigError
 
 if TYPE_CHECKING:
-    from pww.config.prepare import Refine
+    from pww.config.prepare import Refine, Shape
     from pww.config.schema import Config
 
 BASIC = "basic"
@@ -93,6 +93,7 @@ def run_app(
     refine: "Refine | None" = None,
     queue: Queue | None = None,
     argv: Sequence[str] | None = None,
+    shape: "Shape | None" = None,
 ) -> int:
     """Runs `task` on the configuration (with -m: on each) that the command line asks for.
 
@@ -103,14 +104,17 @@ def run_app(
         refine: the program's own last check, before anything starts.
         queue: takes all jobs, instead of `task`, where their site has a queue.
         argv: the words after the program's name; the process's own by default.
+        shape: what is composed; a run by default.
 
     Returns:
         The exit code; of a sweep, the highest.
     """
-    from pww.config.prepare import prepare
+    from pww.config.prepare import RUN, prepare
 
+    shape = shape or RUN
     try:
         line = split(sys.argv[1:] if argv is None else argv)
+        line.args.config_name = line.args.config_name or shape.config_name
         own = [f"hydra.job.name={program}", *_help_of(program)]
         if line.shows_only:
             return _spoken(lambda: _show(line, program=program, defaults=[*own, *defaults]))
@@ -120,6 +124,7 @@ def run_app(
             source=line.source,
             multirun=line.args.multirun,
             refine=refine,
+            shape=shape,
         )
         queued = queue is not None and wants_queue(prepared.configs)
         if prepared.sweeper != BASIC and not queued:
@@ -200,7 +205,12 @@ def _help(line: Line, defaults: Sequence[str]) -> int:
         tree, _ = hydra.tree(hydra.parse([*defaults, *line.words], faults), faults)
         if tree is None or faults.sentences:
             raise ConfigError(faults.sentences)
-        groups = "".join(f"{g}: {', '.join(hydra.options(g))}\n" for g in hydra.groups())
+        here = {group.partition("/")[0] for group in tree.hydra.runtime.choices}
+        groups = "".join(
+            f"{g}: {', '.join(hydra.options(g))}\n"
+            for g in hydra.groups()
+            if g.partition("/")[0] in here
+        )
         template = Template(tree.hydra.help.template)
         with open_dict(tree):
             del tree["hydra"]

@@ -7,17 +7,19 @@ still be checked; rules that read a key at fault stay silent.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from pydantic import ValidationError
 
 from pww.config.check import check
+from pww.config.check_lab import check_lab
 from pww.config.compose import Composer, Source, composer
 from pww.config.faults import Faults
 from pww.config.inherited import never_over_another, never_taken_away
 from pww.config.refused import explain
 from pww.config.resolve import plain, spread
-from pww.config.schema import Config
+from pww.config.schema import Config, Section
+from pww.config.schema.lab import LabConfig
 from pww.config.words import sweep
 from pww.errors import ConfigError
 
@@ -25,7 +27,20 @@ if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
     from omegaconf import DictConfig
 
-Refine = Callable[[Config, frozenset[str]], Config]
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a tree of `conf/` is to be: its primary config, its schema and its rules."""
+
+    config_name: str
+    model: type[Section]
+    check: Callable[[Any, Callable[[str], bool]], list[str]]
+
+
+RUN = Shape("config", Config, lambda config, at_fault: check(config, at_fault=at_fault))
+LAB = Shape("lab", LabConfig, lambda config, at_fault: check_lab(config, at_fault=at_fault))
+
+Refine = Callable[[Any, frozenset[str]], Any]
 """A program's own last check, given the keys that the user set; it may raise ConfigError."""
 
 
@@ -46,6 +61,7 @@ def prepare(
     source: Source | None = None,
     multirun: bool = False,
     refine: Refine | None = None,
+    shape: Shape = RUN,
 ) -> Prepared:
     """Composes and checks every job of a command line; nothing is started or written.
 
@@ -53,13 +69,14 @@ def prepare(
         words: override tokens of the user.
         defaults: override tokens of the program, which the user's beat.
         multirun: expand sweeps (also where `hydra.mode=MULTIRUN` says so).
+        shape: what is composed; its configurations are of its model.
 
     Raises:
         ConfigError: every fault of every job.
     """
     faults = Faults()
     configs: list[Config] = []
-    with composer(source or Source()) as hydra:
+    with composer(source or Source(config_name=shape.config_name)) as hydra:
         ours = hydra.parse(defaults, faults)
         theirs = hydra.parse(words, faults)
         parsed = [*ours, *theirs]
@@ -71,7 +88,7 @@ def prepare(
         for job in jobs:
             # Each job starts from the faults of the words themselves
             mine = Faults(keys=set(faults.keys))
-            config = _one(hydra, job, mine, multirun=multirun)
+            config = _one(hydra, job, mine, multirun=multirun, shape=shape)
             sound = frozenset(key for key in given if not mine.touches(key))
             if config is not None and refine is not None:
                 try:
@@ -127,7 +144,12 @@ def _given(override: "Override") -> Iterator[str]:
 
 
 def _one(
-    hydra: Composer, overrides: Sequence["Override"], faults: Faults, *, multirun: bool
+    hydra: Composer,
+    overrides: Sequence["Override"],
+    faults: Faults,
+    *,
+    multirun: bool,
+    shape: Shape,
 ) -> Config | None:
     """One job; with faults, what it is where nothing is at fault, or None if that is no whole."""
     tree, groups = hydra.tree(overrides, faults)
@@ -139,12 +161,12 @@ def _one(
     spread(faults, derived)
     if isinstance(values.get("model"), dict) and values["model"].get("kind") == "hf":
         _changes(hydra, tree, values["model"], overrides, faults)
-    config = _validated(values, faults, derived)
+    config = _validated(values, faults, derived, shape=shape)
     if config is None or faults.keys:
         base, _ = plain(hydra.compose(groups), Faults())
-        config = _repaired(values, base, faults)
+        config = _repaired(values, base, faults, shape=shape)
     if config is not None:
-        for sentence in check(config, at_fault=faults.touches):
+        for sentence in shape.check(config, faults.touches):
             faults.add(sentence)
     return config
 
@@ -165,12 +187,16 @@ def _changes(
 
 
 def _validated(
-    values: Mapping[str, Any], faults: Faults, derived: dict[str, set[str]]
+    values: Mapping[str, Any],
+    faults: Faults,
+    derived: dict[str, set[str]],
+    *,
+    shape: Shape = RUN,
 ) -> Config | None:
     try:
-        return Config.model_validate(values)
+        return cast(Config, shape.model.model_validate(values))
     except ValidationError as error:
-        found = list(explain(error.errors()))
+        found = list(explain(error.errors(), model=shape.model))
     known = [f for f in found if f.key not in faults.keys]
     # What was typed is at fault before what was derived from it
     for fault in known:
@@ -184,7 +210,9 @@ def _validated(
     return None
 
 
-def _repaired(values: Mapping[str, Any], base: Mapping[str, Any], faults: Faults) -> Config | None:
+def _repaired(
+    values: Mapping[str, Any], base: Mapping[str, Any], faults: Faults, *, shape: Shape
+) -> Config | None:
     """`values` with the composed default in place of every key at fault, if that makes a whole."""
     repaired: dict[str, Any] = deepcopy(dict(values))
     for key in faults.keys:
@@ -201,6 +229,6 @@ def _repaired(values: Mapping[str, Any], base: Mapping[str, Any], faults: Faults
         else:
             here.pop(parts[-1], None)
     try:
-        return Config.model_validate(repaired)
+        return cast(Config, shape.model.model_validate(repaired))
     except ValidationError:
         return None

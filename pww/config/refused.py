@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from pww.config.faults import did_you_mean
-from pww.config.schema import Config
+from pww.config.schema import Config, Section
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -39,9 +39,9 @@ def shown(value: object) -> str:
     )
 
 
-def explain(errors: "Sequence[ErrorDetails]") -> Iterator[Fault]:
-    """One fault for each of pydantic's errors about a `Config`."""
-    book = _Book()
+def explain(errors: "Sequence[ErrorDetails]", *, model: type[Section] = Config) -> Iterator[Fault]:
+    """One fault for each of pydantic's errors about a `model`."""
+    book = _Book(model)
     for error in errors:
         key, node, parent = book.find(error["loc"])
         leaf = key.rpartition(".")[2]
@@ -79,8 +79,8 @@ def _pointer(key: str, value: object) -> str:
 class _Book:
     """The schema as JSON, walked by pydantic's error locations."""
 
-    def __init__(self) -> None:
-        self._root = Config.model_json_schema()
+    def __init__(self, model: type[Section]) -> None:
+        self._root = model.model_json_schema()
 
     def _open(self, node: Mapping[str, Any]) -> Mapping[str, Any]:
         while "$ref" in node:

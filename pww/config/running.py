@@ -9,7 +9,7 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pww.config.compose import register_resolvers
 from pww.config.line import Line
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pww.config.prepare import Prepared, Refine
     from pww.config.schema import Config
 
-Task = Callable[["Config"], int]
+Task = Callable[[Any], int]
 """A program's main: a checked configuration in, an exit code out."""
 
 INTERRUPTED = 130

@@ -90,8 +90,9 @@ def _as_text(word: str) -> str:
 def is_text(path: str) -> bool:
     """Whether the schema has a key `path` of type text, in any variant."""
     from pww.config.schema import Config
+    from pww.config.schema.lab import LabConfig
 
-    classes: set[type[Section]] = {Config}
+    classes: set[type[Section]] = {Config, LabConfig}
     *parents, leaf = path.split(".")
     for part in parents:
         below: set[type[Section]] = set()
@@ -107,9 +108,10 @@ def is_text(path: str) -> bool:
 def whose(path: str) -> list[str]:
     """Of a group that has variants: the tags of those with the key `path`."""
     from pww.config.schema import Config
+    from pww.config.schema.lab import LabConfig
 
     group, _, leaf = path.partition(".")
-    field = Config.model_fields.get(group)
+    field = Config.model_fields.get(group) or LabConfig.model_fields.get(group)
     tag = None if field is None else field.discriminator
     if field is None or not isinstance(tag, str):
         return []

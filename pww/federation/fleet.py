@@ -125,6 +125,8 @@ class FleetSite:
         with objects.no_object_id_recompute():
             message.metadata.__dict__["_message_id"] = message.object_id
             for attempt in range(UPLOAD_TRIES):
+                if attempt:
+                    self._retry.count()
                 try:
                     taken = self._upload(message)
                 except RunOver:
@@ -165,6 +167,18 @@ class FleetSite:
             lambda: self._client.call(name, request), what="a transfer", deadline_s=TRANSFER_S
         )
 
+    def _counted(self, pull: Callable[[str], bytes]) -> Callable[[str], bytes]:
+        """flwr asks again for an object that is not there yet, and tells nobody."""
+        asked: set[str] = set()
+
+        def again(object_id: str) -> bytes:
+            if object_id in asked:
+                self._retry.count()
+            asked.add(object_id)
+            return pull(object_id)
+
+        return again
+
     def _receive(self) -> Instruction | None:
         try:
             return self._ask()
@@ -180,6 +194,7 @@ class FleetSite:
                 answer = self._pull()
             except NotAdmitted:  # its row is new (a lost database): there is another node id
                 self._activate()
+                self._retry.count()
                 answer = self._pull()
             pulled = self._download(answer) if answer.messages_list else None
         except TryAgain as fault:
@@ -220,7 +235,11 @@ class FleetSite:
         try:
             message = transfer.pull_and_inflate_object_from_tree(
                 tree,
-                wiring.make_pull_object_fn_protobuf(self._repeat("PullObject"), self._node, run_id),
+                self._counted(
+                    wiring.make_pull_object_fn_protobuf(
+                        self._repeat("PullObject"), self._node, run_id
+                    )
+                ),
                 wiring.make_confirm_message_received_fn_protobuf(
                     self._repeat("ConfirmMessageReceived"), self._node, run_id
                 ),

@@ -10,6 +10,7 @@ import httpx
 from flwr.supernode.fleet_http_client import FleetHttpClient
 
 from pww.federation.signing import Signer
+from pww.transport.proxied import PROXY_ASKS, credentials_wanted, not_let_through
 from pww.transport.retry import TryAgain
 from pww.transport.tls import explain
 
@@ -56,7 +57,8 @@ class FleetClient:
                 `httpx.ConnectError` when the request cannot have arrived.
             NotAdmitted: the key is unknown or the node is in the wrong state.
             RunOver: the flwr run of the request is finished.
-            CentralError: what answers does not prove to be the central.
+            CentralError: what answers does not prove to be the central, or a proxy lets nothing
+                through.
         """
         offset_s = self._signer.offset_s
         try:
@@ -67,11 +69,13 @@ class FleetClient:
                 raise TryAgain("signed by a wrong clock, now corrected") from fault
             if status in (401, 412):
                 raise NotAdmitted(f"HTTP {status}") from fault
+            if status == PROXY_ASKS:
+                raise credentials_wanted(self._url) from fault
             if status == 403:
                 raise RunOver("HTTP 403") from fault
             raise TryAgain(f"HTTP {status} {fault.response.text[:80]}".strip()) from fault
         except httpx.TransportError as fault:
-            final = explain(fault, url=self._url)
+            final = explain(fault, url=self._url) or not_let_through(fault, url=self._url)
             if final is not None:
                 raise final from fault
             raise TryAgain(str(fault) or type(fault).__name__) from fault

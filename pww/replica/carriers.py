@@ -11,6 +11,7 @@ from pww.clock import Clock
 from pww.config.schema import Config
 from pww.transport.blob import BlobCarrier
 from pww.transport.carrier import Carrier, Tuning
+from pww.transport.crew import Crew
 from pww.transport.retry import Uniform
 from pww.wire import Carriage
 
@@ -27,8 +28,12 @@ def carrier_of(
     stop: threading.Event,
     random: Uniform,
     tls: ssl.SSLContext | None,
+    crew: Crew | None = None,
 ) -> Carrier | None:
     """What brings payloads above `carriage.inline_mb`; None if they only travel inside messages.
+
+    `crew` are ranks that help to upload to the central's store; to an object store this rank
+    uploads alone.
 
     Raises:
         CentralError: the central names a way that cannot be used here.
@@ -53,6 +58,7 @@ def carrier_of(
     return BlobCarrier(
         str(url.copy_with(port=carriage.blob_port, path="")),
         clock=clock, stop=stop, random=random, authorize=authorize, tls=tls, tuning=tuning,
+        crew=crew,
     )  # fmt: skip
 
 

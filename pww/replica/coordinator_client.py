@@ -18,6 +18,7 @@ from pww.config.schema import Transport
 from pww.errors import CentralError, Refused
 from pww.replica.opening import Opening, Sender
 from pww.transport.bundle import Bundle
+from pww.transport.proxied import PROXY_ASKS, credentials_wanted, not_let_through
 from pww.transport.retry import Retry, TryAgain, Uniform
 from pww.transport.site_key import Open, Opened
 from pww.transport.tls import explain
@@ -203,7 +204,7 @@ class HttpCoordinator:
             ) as response:
                 content = self._read(response, name)
         except httpx.TransportError as fault:
-            final = explain(fault, url=self._url)
+            final = explain(fault, url=self._url) or not_let_through(fault, url=self._url)
             if final is not None:
                 raise final from fault
             told = str(fault) or type(fault).__name__
@@ -216,6 +217,8 @@ class HttpCoordinator:
             date = response.headers.get("date", "")
             self._bundle.key.theirs.measure(date, asked_s=asked_s)
         status = response.status_code
+        if status == PROXY_ASKS:
+            raise credentials_wanted(self._url)
         if status == 503 or status in PASSING:
             told = f"HTTP {status}{_reason(content)}"
             raise TryAgain(told, after_s=_retry_after_s(response, content))

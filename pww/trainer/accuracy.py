@@ -39,9 +39,12 @@ def score(
     ranks: Ranks,
     prepare: Callable[[torch.Tensor], torch.Tensor],
 ) -> Score:
-    """Collective: `model` on all `pixels` (one or more), `batch` a pass; it stays in its mode."""
+    """Collective: `model` on all `pixels` (one or more), at most `batch` of a rank in a pass; it
+    stays in its mode.
+    """
     num = len(pixels)
     share = -(-num // ranks.world)
+    batch = min(batch, share)
     mine = range(min(ranks.rank * share, num), min((ranks.rank + 1) * share, num))
     right = count = 0
     loss = 0.0

@@ -121,6 +121,11 @@ class Ranks:
         other._group = dist.new_group(backend="gloo") if self.world > 1 else None
         return other
 
+    def store(self) -> Store:
+        """A connection of its own to where the ranks met; for one thread."""
+        own: Store = _get_default_store().clone()  # type: ignore[attr-defined]
+        return own
+
     @property
     def group(self) -> dist.ProcessGroup | None:
         """The group for objects and CPU tensors; None for a single rank."""

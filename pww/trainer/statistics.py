@@ -1,7 +1,8 @@
 """Running statistics of BatchNorm: the same on all ranks of a replica, or estimated anew."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -58,11 +59,16 @@ def are_finite(model: nn.Module, *, ranks: Ranks) -> bool:
 
 @contextmanager
 def recalibrated(
-    model: nn.Module, batches: Iterable[torch.Tensor], *, ranks: Ranks
+    model: nn.Module,
+    batches: Iterable[torch.Tensor],
+    *,
+    ranks: Ranks,
+    cast: Callable[[], AbstractContextManager[Any]] = nullcontext,
 ) -> Iterator[None]:
     """Collective: inside, statistics are the plain means over `batches` at the present weights.
 
-    Afterwards they are what they were. Every rank brings as many batches.
+    Afterwards they are what they were. Every rank brings as many batches. `cast` makes the
+    precision that the model is used in.
     """
     norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
     kept = snapshot(model)
@@ -73,7 +79,7 @@ def recalibrated(
             norm.reset_running_stats()
             norm.momentum = None  # a plain mean over batches
         model.train()
-        with torch.no_grad():
+        with torch.no_grad(), cast():
             for batch in batches:
                 model(batch)
         agreed_buffers(model, ranks=ranks)

@@ -15,6 +15,7 @@ from pww.transport.blob_link import BlobLink
 from pww.transport.blob_peer import Authorize, BlobSite
 from pww.transport.blob_upload import upload
 from pww.transport.carrier import Meter, Transfers, Tuning
+from pww.transport.crew import Crew
 from pww.transport.http_connection import split
 from pww.transport.retry import Uniform
 from pww.wire import PayloadInfo
@@ -33,6 +34,7 @@ class BlobCarrier:
         tuning: Tuning | None = None,
         authorize: Authorize = lambda refused: "",
         tls: ssl.SSLContext | None = None,
+        crew: Crew | None = None,
     ) -> None:
         """Nothing is sent yet.
 
@@ -44,6 +46,7 @@ class BlobCarrier:
             tuning: streams, timeouts and deadlines.
             authorize: gives the Authorization header, another one than was refused.
             tls: the bundle's; without it https trusts the machine's authorities.
+            crew: other ranks that send their shares of an upload.
 
         Raises:
             CentralError: `url` is no http(s) URL.
@@ -52,11 +55,12 @@ class BlobCarrier:
         split(url)
         self._meter = Meter()
         site = BlobSite(url, authorize, tls, tuning.timeout_s)
+        self._crew = crew
         self._link = BlobLink(site, tuning, clock, stop, random, self._meter)
 
     def put(self, path: Path, info: PayloadInfo) -> None:
         """Uploads `path`; see `Carrier.put`."""
-        upload(self._link, path, info)
+        upload(self._link, path, info, crew=self._crew)
 
     def get(self, info: PayloadInfo, path: Path) -> None:
         """Downloads to `path`; see `Carrier.get`."""

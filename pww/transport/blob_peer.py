@@ -17,13 +17,13 @@ from pww.transport.blob_wire import BEGIN_AGAIN, BUSY, DAMAGED, ROUTE
 from pww.transport.file_part import FilePart
 from pww.transport.http_connection import Faults, HttpConnection
 from pww.transport.memory import aligned_buffer
+from pww.transport.proxied import PROXY_ASKS, credentials_wanted, not_let_through
 from pww.transport.retry import TryAgain
 from pww.transport.tls import explain
 from pww.wire import Refusal
 
 MAX_REPLY_BYTES = 4 << 20
 MAX_RETRY_AFTER_S = 60.0
-NOT_THROUGH = ("Tunnel connection failed: 403", "Tunnel connection failed: 407")
 PASSING = (408, 425, 429)
 
 Authorize = Callable[[str], str]
@@ -148,15 +148,9 @@ class BlobPeer:
     def broken(self, fault: BaseException) -> Exception:
         """A failed connection as what the retry loop understands; it is closed."""
         self._http.drop()
-        final = explain(fault, url=self._site.url)
-        if final is not None:
-            return final
-        if str(fault).startswith(NOT_THROUGH):
-            return CentralError(
-                f"{self._site.url}: the proxy does not let this machine through ({fault}): give it "
-                "credentials in HTTPS_PROXY, or name the host in NO_PROXY"
-            )
-        return TryAgain(str(fault) or type(fault).__name__)
+        url = self._site.url
+        final = explain(fault, url=url) or not_let_through(fault, url=url)
+        return final or TryAgain(str(fault) or type(fault).__name__)
 
     def judged(self, reply: http.client.HTTPResponse, content: bytes) -> Exception:
         """What an answer without what was asked for means."""
@@ -165,6 +159,8 @@ class BlobPeer:
         told = refusal.message if refusal is not None else f"HTTP {status}"
         if status in PASSING or status >= 500:
             return TryAgain(told, after_s=_retry_after_s(reply, refusal))
+        if status == PROXY_ASKS:
+            return credentials_wanted(self._site.url)
         if refusal is None:
             self.drop()
             kind = reply.headers.get("content-type", "no content type")

@@ -4,18 +4,21 @@ Every step may be repeated: after a lost reply, a restart of either side, or in 
 """
 
 import logging
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from pww.errors import CentralError, PayloadError, Stopped
+from pww.transport.blob_crew import share_out
 from pww.transport.blob_link import BlobLink
 from pww.transport.blob_peer import BeginAgain, BlobPeer, Busy, Damaged
-from pww.transport.blob_wire import CRC, BlobState
+from pww.transport.blob_pieces import send_pieces
+from pww.transport.blob_wire import BlobState
 from pww.transport.carrier import Transfers, must_fit
-from pww.transport.file_part import FilePart
-from pww.transport.retry import Retry, TryAgain
+from pww.transport.crew import Crew
+from pww.transport.retry import Retry
 from pww.transport.streams import Progress
 from pww.wire import PayloadInfo
 
@@ -24,8 +27,8 @@ MAX_BEGINNINGS = 8
 """A store that loses an upload so often will lose it again."""
 
 
-def upload(link: BlobLink, path: Path, info: PayloadInfo) -> None:
-    """Raises as `Carrier.put`."""
+def upload(link: BlobLink, path: Path, info: PayloadInfo, *, crew: Crew | None = None) -> None:
+    """Sends `path`, a share of it by each rank of `crew`. Raises as `Carrier.put`."""
     must_fit(path, info)
     peer, retry = link.peer(), link.retry(link.stop)
     progress = Progress(
@@ -33,7 +36,7 @@ def upload(link: BlobLink, path: Path, info: PayloadInfo) -> None:
     )
     try:
         with path.open("rb") as file:
-            _Upload(link, peer, retry, file.fileno(), info, progress).run()
+            _Upload(link, peer, retry, path, file.fileno(), info, progress, crew).run()
     finally:
         peer.drop()
         link.meter.add(
@@ -47,10 +50,10 @@ def upload(link: BlobLink, path: Path, info: PayloadInfo) -> None:
 class _Upload:
     """One upload, of an open file."""
 
-    def __init__(self, link: BlobLink, peer: BlobPeer, retry: Retry, fd: int, info: PayloadInfo,
-                 progress: Progress) -> None:  # fmt: skip
-        self._link, self._peer, self._retry = link, peer, retry
-        self._fd, self._info, self._progress = fd, info, progress
+    def __init__(self, link: BlobLink, peer: BlobPeer, retry: Retry, path: Path, fd: int,
+                 info: PayloadInfo, progress: Progress, crew: Crew | None) -> None:  # fmt: skip
+        self._link, self._peer, self._retry, self._crew = link, peer, retry, crew
+        self._path, self._fd, self._info, self._progress = path, fd, info, progress
         self._url = f"{info.digest}/{info.size_bytes}"
 
     def run(self) -> None:
@@ -62,6 +65,11 @@ class _Upload:
             if state.complete:
                 return
             try:
+                if self._crew is not None and not beginning:  # who failed once is not asked again
+                    state = share_out(
+                        self._link, self._crew, self._path, self._info, state,
+                        send=partial(self._send_pieces, state=state), ask=self._begin,
+                    )  # fmt: skip
                 self._send(state)
                 self._commit()
             except BeginAgain as why:
@@ -96,22 +104,12 @@ class _Upload:
         return state
 
     def _send(self, state: BlobState) -> None:
-        size = state.piece_bytes
-        pieces = [n for start, stop in state.missing for n in range(start, stop)]
-        missing_bytes = sum(min((n + 1) * size, self._info.size_bytes) - n * size for n in pieces)
-        self._progress.rest(missing_bytes)
-        self._link.move(partial(self._send_piece, size), pieces, self._progress)
+        self._send_pieces([n for start, stop in state.missing for n in range(start, stop)], state)
 
-    def _send_piece(self, piece_bytes: int, peer: BlobPeer, number: int) -> None:
-        start = number * piece_bytes
-        body = FilePart(self._fd, start, min(start + piece_bytes, self._info.size_bytes))
-        # read twice: the header comes before the bytes
-        headers = {CRC: f"{body.crc32c():08x}", "content-type": "application/octet-stream"}
-        try:
-            peer.ask("PUT", f"{self._url}/{number}", headers=headers, body=body)
-        except Damaged as why:  # on the way; the pieces are small, and this one is here still
-            raise TryAgain(str(why)) from why
-        self._progress.add(body.size_bytes)
+    def _send_pieces(self, pieces: Sequence[int], state: BlobState) -> None:
+        size, whole = state.piece_bytes, self._info.size_bytes
+        self._progress.rest(sum(min((n + 1) * size, whole) - n * size for n in pieces))
+        send_pieces(self._link, self._fd, self._info, pieces, self._progress, piece_bytes=size)
 
     def _commit(self) -> None:
         """Has the store check the whole, which may take it a while."""

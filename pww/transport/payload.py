@@ -54,7 +54,7 @@ def write_payload(
     try:
         for name, tensor in tensors:
             writer.expect(name, tensor)
-            flat, key = tensor.reshape(-1), _seed(seed, name)
+            flat, key = tensor.reshape(-1), draw_seed(seed, name)
             for start in range(0, max(flat.numel(), 1), PIECE):  # an empty tensor is an empty run
                 run = flat[start : start + PIECE]
                 if not codec.exact_decode:
@@ -307,7 +307,7 @@ def _wrong_size(what: str, size_bytes: int, info: PayloadInfo) -> str:
     return f"{what} has {size_bytes} bytes, announced were {info.size_bytes}: send it again"
 
 
-def _seed(payload: str, tensor: str) -> int:
+def draw_seed(payload: str, tensor: str) -> int:
     """64 bits: no two tensors of a run draw alike."""
     return int.from_bytes(new_digest(f"{payload}\0{tensor}".encode()).digest()[:8], "little")
 

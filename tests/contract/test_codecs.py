@@ -13,9 +13,10 @@ from pww.errors import NotFiniteError, PayloadError
 from pww.transport.fingerprint import PIECE
 
 CONF = Path(__file__).parents[2] / "conf" / "codec"
+DITHER = ("dither-4", "dither-8")
 NAMES = (
     "fp32", "bf16", "fp16", "int8", "int4", "int2", "sign", "topk-64-b2", "topk-256-b4",
-    "topk-41-b8", "topk-4096-b16", "randomk-64", "randomk-100-raw", "dct-64",
+    "topk-41-b8", "topk-4096-b16", "randomk-64", "randomk-100-raw", "dct-64", *DITHER,
 )  # fmt: skip
 SHAPES = [
     (), (0,), (3, 0, 2), (1,), (4095,), (4096,), (4097,), (65, 63), (1, 4096), (8, 3, 3, 3),
@@ -27,6 +28,8 @@ IDEMPOTENT = ("fp32", "bf16", "fp16")
 def block_bits(name, n):
     """Bits of a block of `n` values, put together from the specification alone."""
     kind, *rest = name.split("-")
+    if kind == "dither":
+        return -(-int(rest[0]) * n // 8) * 8 + 64
     whole = {"fp32": 32, "bf16": 16, "fp16": 16, "int8": 8, "int4": 4, "int2": 2, "sign": 1}
     scales = {"fp32": 0, "bf16": 0, "int2": 64}
     if kind in whole:
@@ -135,7 +138,7 @@ def test_nan_and_inf_are_refused_before_the_cast(codec, bad, at):
     ],
 )  # fmt: skip
 def test_denormals_zeros_and_giants_stay_within_the_bound(codec, many):
-    if codec.name in ("dct-64", "randomk-64", "int2", "sign"):
+    if codec.name in ("dct-64", "randomk-64", "int2", "sign", *DITHER):
         many = [value for value in many if abs(value) < 1e38]  # refused, see below
     x = torch.tensor(many)
     back = codec.decode(codec.encode(x), (len(many),))
@@ -147,7 +150,7 @@ def test_denormals_zeros_and_giants_stay_within_the_bound(codec, many):
 
 def test_what_would_become_infinite_is_refused_and_nothing_else(codec):
     x = torch.full((5,), 3.4e38)
-    if codec.name in ("bf16", "dct-64", "randomk-64", "int2", "sign"):
+    if codec.name in ("bf16", "dct-64", "randomk-64", "int2", "sign", *DITHER):
         with pytest.raises(NotFiniteError, match="use codec=fp32, and doubt the delta"):
             codec.encode(x)
     else:
@@ -257,7 +260,7 @@ def test_every_configuration_is_a_codec_and_every_codec_has_one():
         section = compose([f"codec={path.stem}"]).codec
         assert section.kind == path.stem
         assert codec_named(section.name).name == section.name
-        assert section.feedback == (section.kind not in ("fp32", "randomk"))
+        assert section.feedback == (section.kind not in ("fp32", "randomk", "dither"))
         kinds.add(section.kind)
     assert kinds == {form.split("-")[0] for form in FORMS} == {n.split("-")[0] for n in NAMES}
 

@@ -30,13 +30,17 @@ from pww.federation.fleet import FleetSite
 from pww.federation.signing import Signer
 from pww.federation.superlink import EmbeddedSuperLink
 from pww.replica.coordinator_client import HttpCoordinator
+from pww.transport.blob import BlobCarrier
 from pww.transport.fsspec_carrier import FsspecCarrier
 from pww.transport.serve import AsgiServer
 from pww.transport.site_key import Opened
-from pww.wire import Done, Leave
+from pww.wire import Done, Leave, PayloadInfo
 
 PASSWORD = "bmFtZTp3b3Jk"  # name:word
 HOST = "central.example"
+NOT_THROUGH = (
+    r"the proxy does not let this machine through \(.*407.*\): give it credentials in HTTPS_PROXY"
+)
 TRANSPORT = Transport(
     kind="inline", url="none", down="whole", limit_mb=8, timeout_s=10.0, poll_s=0.05,
     retry_first_s=0.01, retry_max_s=0.05,
@@ -94,8 +98,9 @@ def test_leases(house: Gatehouse, monkeypatch: pytest.MonkeyPatch) -> None:
                 assert client.leave(leave) == Done()
                 assert client.num_retries == 0
             else:
-                with pytest.raises(CentralError, match=r"no usable answer to leave .*407"):
+                with pytest.raises(CentralError, match=NOT_THROUGH):
                     client.leave(leave)
+                assert client.num_retries == 0
             client.close()
         assert set(proxy.connects) == {f"{HOST}:29510"}
 
@@ -136,6 +141,41 @@ def test_rounds(house: Gatehouse, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         site.close()
         assert set(proxy.connects) == {f"{HOST}:29511"}
     link.close()
+
+
+@pytest.mark.parametrize("tls", [False, True])
+def test_no_client_waits_for_a_proxy_that_wants_credentials(
+    tls: bool, house: Gatehouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each says at once what to do, for http and for a tunnel."""
+    bundle = house.bundle("lumi/a")
+    scheme = "https" if tls else "http"
+    with BadHttp(9, password=PASSWORD) as proxy:
+        through(proxy, monkeypatch, word="wrong")
+        leases = HttpCoordinator(
+            f"{scheme}://{HOST}:29510", TRANSPORT, clock=SystemClock(), stop=threading.Event(),
+            random=np.random.default_rng(0),
+        )  # fmt: skip
+        rounds = FleetSite(
+            f"{HOST}:29511", TRANSPORT, signer=Signer(bundle.key), clock=SystemClock(),
+            stop=threading.Event(), random=np.random.default_rng(0),
+            tls=bundle.tls if tls else None,
+        )  # fmt: skip
+        blobs = BlobCarrier(
+            f"{scheme}://{HOST}:29512", clock=SystemClock(), stop=threading.Event(),
+            random=np.random.default_rng(0), tls=bundle.tls,
+        )  # fmt: skip
+        info = PayloadInfo(codec="fp32", size_bytes=1, digest="0" * 64)
+        for call in (
+            lambda: leases.leave(Leave(replica="lumi/a", incarnation="1" * 32)),
+            rounds.receive,
+            lambda: blobs.get(info, house.folder / "back"),
+        ):
+            with pytest.raises(CentralError, match=NOT_THROUGH):
+                call()
+        assert leases.num_retries == rounds.num_retries == blobs.transfers().retries == 0
+        leases.close()
+        rounds.close()
 
 
 @pytest.mark.parametrize("scheme", ["http", "https"])

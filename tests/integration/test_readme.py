@@ -218,6 +218,22 @@ def test_images(project: Project) -> None:
         assert told in " ".join(done.stderr.split())
 
 
+def test_a_first_study_and_one_of_your_own(project: Project) -> None:
+    """Shorter, at one rate and with two seeds where the command line says how many."""
+    first, *mine = [c for c in PYTHON if "pww.lab" in c]
+    quick = ["lab.steps=50", "lab.seeds=2", "lab.tune.lr=[]"]
+    done = project.run(*words(first), *quick, "lab.seeds=1")
+    assert done.returncode == 0, done.stderr
+    report = project.outputs / "lab" / "first" / "report"
+    assert {p.suffix for p in report.iterdir()} == {".md", ".csv", ".svg", ".png"}
+    for command in mine:
+        runs = "lab.study=" in command
+        done = project.run(*words(command), *(quick if runs else []))
+        assert done.returncode == 0, (command, done.stderr)
+    assert re.search(r"int4 costs .* (confirmed|refuted|inconclusive)", done.stdout)
+    assert "open" not in done.stdout.partition("## Predictions")[2].partition("##")[0]
+
+
 def test_every_command_was_tried() -> None:
     tried = [c for c in PYTHON if c == "python -m pww.train" or "pww.demo" in c or "--" in c]
     tried += [c for c in PYTHON if "dry=true" in c or "audit" in c or "tinyshakespeare" in c]
@@ -227,4 +243,5 @@ def test_every_command_was_tried() -> None:
     tried += [c for c in PYTHON if "pww.status" in c or "pww.data" in c]
     tried += [c for c in PYTHON if "pww.smoke" in c]
     tried += [c for c in PYTHON if "diloco.replicas=" in c or "model=resnet18" in c]
+    tried += [c for c in PYTHON if "pww.lab" in c]
     assert set(tried) == set(PYTHON)

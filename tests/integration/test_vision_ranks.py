@@ -91,6 +91,15 @@ def test_it_learns(dtype: str, ran: Path) -> None:
     assert (stopped["steps"], stopped["tokens"], stopped["stopped"]) == (3, 72, True)
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_statistics_are_estimated_anew_if_asked(ranks: int, ran: Path) -> None:
+    """As the first layer shows: on 8 batches, other images on every rank; and not for good."""
+    anew, stored, expected, left = map(np.array, told(ran, f"recalibrate-{ranks}"))
+    np.testing.assert_allclose(anew, expected, rtol=0, atol=1e-6)
+    assert (stored == left).all()
+    assert np.abs(stored - expected).max() > 1e-3
+
+
 def test_digits_are_learnt(ran: Path) -> None:
     if importlib.util.find_spec("sklearn") is None:
         pytest.skip("scikit-learn is not installed (pip install 'pww[vision]')")

@@ -20,7 +20,8 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "integration" / "programs")]  # PYT
 
 
 def finish(run: Path, rank: int) -> int:
-    (run / f"environ-{rank}.json").write_text(json.dumps(dict(os.environ)))
+    told = {**os.environ, "PYTHON_OF_THE_RANK": ".".join(map(str, sys.version_info[:2]))}
+    (run / f"environ-{rank}.json").write_text(json.dumps(told))
     if rank == 0:
         (run / "metrics.jsonl").write_text('{"split": "eval", "loss": 0.25}\n')
         (run / "finished").touch()

@@ -2,8 +2,10 @@
 
 import json
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -138,6 +140,31 @@ def test_a_run_in_the_queue_is_not_queued_twice(
     again = site.jobs()[1]
     assert again["folder"] == job["folder"]
     assert site.box.job(again["job"])["TimeLimit"] == "00:07:00"
+
+
+@cache
+def other_python() -> Path | None:
+    """An interpreter of another minor version than this one, installed beside it or on PATH."""
+    for minor in range(20, 8, -1):
+        name = f"python3.{minor}"
+        found = sorted(Path(sys.base_prefix).parent.glob(f"3.{minor}.*/bin/{name}"))
+        found += map(Path, filter(None, [shutil.which(name)]))
+        for path in found if minor != sys.version_info.minor else []:
+            if subprocess.run([path, "-c", ""], check=False, capture_output=True).returncode == 0:
+                return path
+    return None
+
+
+@pytest.mark.skipif(other_python() is None, reason="no Python of another minor version here")
+def test_ranks_may_have_another_python(submitter: Callable) -> None:
+    """Text and a path reach the job, nothing that one interpreter wrote for itself."""
+    rank = Path(__file__).parents[1] / "programs" / "slurm_rank.py"
+    site = submitter(python=f"{other_python()} {rank}", ranks=2)
+    assert site.train("run.name=x", "launcher.wait=true") == 0, site.log(site.outputs / "x")
+    environ = json.loads((site.outputs / "x" / "environ-1.json").read_text())
+    assert environ["PYTHON_OF_THE_RANK"] != f"3.{sys.version_info.minor}"
+    left = [p for p in site.outputs.rglob("*") if p.suffix in (".pkl", ".pickle", ".pyc")]
+    assert left == []
 
 
 @pytest.fixture

@@ -94,8 +94,21 @@ class DctCodec(Section):
         return f"{self.kind}-{self.keep}"
 
 
+class DitherCodec(Section):
+    """Whole steps, rounded after a shift that is taken back."""
+
+    kind: Literal["dither"]
+    bits: Literal[4, 8]
+    feedback: bool
+
+    @property
+    def name(self) -> str:
+        """What payloads are marked with."""
+        return f"{self.kind}-{self.bits}"
+
+
 Codec = Annotated[
-    ExactCodec | LossyCodec | CoarseCodec | TopKCodec | RandomKCodec | DctCodec,
+    ExactCodec | LossyCodec | CoarseCodec | TopKCodec | RandomKCodec | DctCodec | DitherCodec,
     Field(discriminator="kind"),
 ]
 """How a delta becomes bytes."""

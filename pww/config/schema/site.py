@@ -79,6 +79,7 @@ class Site(Section):
         tuple[str, ...], Field(strict=False)
     ]  # one hex mask a local rank; full nodes
     interface: str  # network interface prefix for collectives, "" to let the library find it
+    outbound: Literal["first", "all"] = "first"  # ranks that send to the central; older runs: none
     scratch: Annotated[
         str,
         StringConstraints(pattern=r"^(none|/.*)$"),

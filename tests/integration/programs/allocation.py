@@ -46,6 +46,11 @@ class Here:
         if kind == "fsdp":
             for_all = DeviceMesh("cpu", self.blocks.inner(), mesh_dim_names=("outer", "inner"))
             fully_shard(model, mesh=for_all["inner"])
+        elif kind == "hsdp":  # two copies, each sharded over half of the replica's ranks
+            cube = torch.tensor(self.blocks.inner()).view(self.blocks.replicas, 2, -1)
+            names = ("outer", "copies", "shards")
+            for_all = DeviceMesh("cpu", cube, mesh_dim_names=names)
+            fully_shard(model, mesh=for_all["copies", "shards"])
         elif kind == "ddp" and len(mine) > 1:
             groups = [dist.new_group(ranks, backend="gloo") for ranks in self.blocks.inner()]
             model = DistributedDataParallel(model, process_group=groups[self.replica])

@@ -26,7 +26,7 @@ def synchronous(replicas: int, kind: str) -> None:
     """H = 1, SGD inside, SGD(1, 0) outside: large-batch synchronous SGD, to the bit in fp64."""
     here = Here(replicas)
     # every replica starts elsewhere, and every rank that holds all of it
-    model = here.shared(linear(here.replica if kind == "fsdp" else here.rank), kind)
+    model = here.shared(linear(here.rank if kind == "ddp" else here.replica), kind)
     collective = here.collective(plain(model))
     lone = linear(0)
     equal(whole(model), whole(lone))

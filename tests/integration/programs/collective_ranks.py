@@ -31,6 +31,11 @@ SCENARIOS: dict[str, tuple[tuple[int, ...], Callable[[], None]]] = {
         f"synchronous-{k}-fsdp-of-8": ((8,), lambda k=k: laws.synchronous(k, "fsdp"))
         for k in (1, 2)
     },
+    **{
+        f"{law.__name__}-{k}-hsdp": ((4 * k,), lambda law=law, k=k: law(k, "hsdp"))
+        for law in (laws.synchronous, laws.nesterov_is_torchs, cases.sharded_norms)
+        for k in (1, 2)
+    },
     **{  # 7 rows over the 3 ranks of a replica
         f"{law.__name__}-fsdp-of-6": ((6,), lambda law=law: law(2, "fsdp"))
         for law in (laws.nesterov_is_torchs, cases.sharded_norms)

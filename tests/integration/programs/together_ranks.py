@@ -9,6 +9,7 @@ import gc
 import json
 import os
 import sys
+import time
 import warnings
 from collections.abc import Callable, Collection
 from contextlib import ExitStack
@@ -332,10 +333,11 @@ def main(folder: Path) -> None:
     codes.append(("places", in_ranks(6, lambda: places(folder))))
     for name, engine, windows, over in RUNS:
         ranks = over.get("parallel.ranks", 2)
-        run = folder / name
+        run, began_s = folder / name, time.monotonic()
         codes.append(
             (name, in_ranks(ranks, lambda: train(run, engine, windows, over)))  # noqa: B023
         )
+        (run / "seconds").write_text(str(time.monotonic() - began_s))
     (folder / "codes.json").write_text(json.dumps(codes))
 
 

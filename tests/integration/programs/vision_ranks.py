@@ -168,6 +168,33 @@ def learn() -> None:
             )
 
 
+def recalibrate(name: str, kind: str) -> None:
+    """Which means an evaluation used, with `recalibrate_bn` and without; those of all images; and
+    those that training left.
+    """
+    used: list[list[float]] = []
+    with engine(kind) as (trainer, ranks):
+        phase(trainer, IDS)
+        score, norm = trainer._score, trainer.module.bn1
+
+        def watched() -> Any:
+            used.append(norm.running_mean.tolist())
+            return score()
+
+        trainer._score = watched
+        for wanted in (True, False):
+            diloco = BASE.diloco.model_copy(update={"recalibrate_bn": wanted})
+            trainer._config = trainer._config.model_copy(update={"diloco": diloco})
+            trainer.evaluate()
+        x = trainer._normal(trainer._pixels)
+        with torch.no_grad():
+            used.append(trainer.module.conv1(x).mean((0, 2, 3)).tolist())
+        used.append(norm.running_mean.tolist())
+        del trainer._score  # which holds the trainer
+        if ranks.rank == 0:
+            (FOLDER / f"{name}.json").write_text(json.dumps(used))
+
+
 def digits() -> None:
     """Three times over scikit-learn's digits, and those that were held out."""
     images = BASE.data
@@ -194,6 +221,8 @@ JOBS: list[tuple[str, int, Callable[[], None]]] = [
             ("law-8-ddp", 8, "ddp"),
         )
     ),
+    ("recalibrate-1", 1, lambda: recalibrate("recalibrate-1", "single")),
+    ("recalibrate-2", 2, lambda: recalibrate("recalibrate-2", "ddp")),
     ("write", 4, write),
     *(
         (name, ranks, lambda name=name, how=how: read(name, *how))  # type: ignore[misc]

@@ -128,7 +128,7 @@ def test_values_that_the_schema_refuses() -> None:
             "central.port=70000: a whole number, 1 or more, at most 65535",
             "data.files=x: a list, each item text (in quotes)",
             "data.tokenizer.kind=foo: one of bpe, file",
-            "codec.kind=zip: one of bf16, dct, fp16, fp32, int2, int4, int8, randomk, sign, topk",
+            f"codec.kind=zip: one of {CODECS}",
             "evaluation=3: keys: every_rounds, max_windows, sets",
             "resume=[1]: text (in quotes)",
             "darl.seed=4611686018427387904: a whole number, 0 or more, less than "
@@ -197,7 +197,7 @@ def test_text_in_quotes_and_interpolations_are_left_alone() -> None:
     assert config.central.url == "none"
 
 
-CODECS = "bf16, dct, fp16, fp32, int2, int4, int8, randomk, sign, topk"
+CODECS = "bf16, dct, dither, fp16, fp32, int2, int4, int8, randomk, sign, topk"
 
 
 @pytest.mark.parametrize("word", ["codec=[1]", "codec=[a,b]", "codec=", "codec=null"])

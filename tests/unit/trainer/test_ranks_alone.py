@@ -11,7 +11,8 @@ import torch.distributed as dist
 from tiny import tiny_config
 
 from pww.errors import PayloadError, Refused, Stopped, TrainerError
-from pww.trainer.ranks import Ranks, init_ranks
+from pww.trainer import interfaces
+from pww.trainer.ranks import Ranks, init_ranks, meet
 
 
 def test_share_returns_the_value_and_runs_beside_the_main_thread(ranks: Ranks) -> None:
@@ -118,3 +119,29 @@ def test_an_interface_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("WORLD_SIZE", "1")
     with pytest.raises(TrainerError, match=r"site\.interface=hsn: no network interface .* lo"):
         init_ranks(tiny_config({"site.interface": "hsn"}))
+
+
+@pytest.mark.parametrize(
+    ("on_each", "way", "before", "after"),
+    [
+        (1, "ib0", "", "ib0"),
+        (1, "ib0", "hsn0", "hsn0"),  # who sets it knows better
+        (1, "", "", ""),  # no way but loopback: gloo's own choice
+        (2, "ib0", "", ""),  # one node: nothing has to leave it
+    ],
+)
+def test_ranks_of_several_nodes_talk_over_the_way_to_the_first(
+    on_each: int, way: str, before: str, after: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gloo takes what the host's own name means, which often is loopback."""
+    monkeypatch.setattr(interfaces, "towards", {"node-1": way}.__getitem__)
+    told = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": on_each, "MASTER_ADDR": "node-1"}
+    for name, value in {**told, "GLOO_SOCKET_IFNAME": before}.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.delenv("MASTER_PORT", raising=False)
+    if not before:
+        monkeypatch.delenv("GLOO_SOCKET_IFNAME")
+    with pytest.raises(TrainerError, match=r"MASTER_PORT=\(not set\)"):
+        meet(tiny_config({"parallel.ranks": 2, "parallel.kind": "ddp"}))
+    assert os.environ.get("GLOO_SOCKET_IFNAME", "") == after
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)

@@ -1,0 +1,1 @@
+"""The lab: low-communication training studied on one machine."""

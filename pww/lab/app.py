@@ -1,0 +1,89 @@
+"""The program: a command line becomes cells, each a run for every seed and learning rate.
+
+    python -m pww.lab [group=choice ...] [key=value ...] [-m]
+    python -m pww.lab predict|report|study ...
+
+A finished run is not done again, an unfinished one is started anew. Torch is imported when the
+first run begins.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pww import log as pww_log
+from pww.clock import SystemClock
+from pww.config import paths
+from pww.config.load import run_app
+from pww.config.prepare import LAB
+from pww.config.schema.lab import LabConfig
+from pww.errors import ConfigError
+from pww.lab import given, tune
+from pww.lab.cells import Value, cell_id
+from pww.lab.reporting import COMMANDS
+from pww.lab.reporting import start as start_command
+from pww.lab.study import FREE
+
+TUNE = re.compile(r"lab\.tune=(\w+):(\[.*\])")
+
+
+def start(argv: Sequence[str]) -> int:
+    """The program: the words after its name in, the exit code out."""
+    if argv and argv[0] in COMMANDS:
+        return start_command(argv)
+    app = App()
+    return run_app(app.run, program="pww.lab", refine=app.settle, argv=spelled(argv), shape=LAB)
+
+
+def spelled(words: Sequence[str]) -> list[str]:
+    """The words, `lab.tune=lr:[1e-3,3e-3]` as Hydra reads it."""
+    return [TUNE.sub(r"lab.tune.\1=\2", word) for word in words]
+
+
+class App:
+    """Remembers between the check of a job and its run what was typed for it."""
+
+    def __init__(self) -> None:
+        self._jobs: list[tuple[LabConfig, dict[str, Value], bool]] = []
+
+    def settle(self, config: LabConfig, keys: frozenset[str]) -> LabConfig:
+        """The lab's last check.
+
+        Raises:
+            ConfigError: something was typed that nothing reads.
+        """
+        if faults := list(given.without_effect(config, keys)):
+            raise ConfigError(faults)
+        self._jobs.append((config, cell_of(config, keys), "optim.lr" in keys))
+        return config
+
+    def run(self, config: LabConfig) -> int:
+        """All runs of a cell; the exit code."""
+        cell, rated = next((c, r) for one, c, r in self._jobs if one is config)
+        folder = paths.PROJECT / config.lab.root / config.lab.study
+        plan = tune.plan(config, cell, rated=rated)
+        if config.dry:
+            for one in plan:
+                print(f"{paths.shown(folder / one.name)}: seed {one.seed}, lr {one.lr:g}")
+            return 0
+        pww_log.setup()
+        result = tune.carry_out(config, cell, plan, folder=folder, clock=SystemClock())
+        print(f"{cell_id(cell)}: {result}", flush=True)
+        return 0
+
+
+def cell_of(config: LabConfig, keys: frozenset[str]) -> dict[str, Value]:
+    """The overrides that make the cell: of the keys that were typed, those that runs differ by."""
+    tree = config.model_dump(mode="json")
+    found: dict[str, Value] = {}
+    for key in sorted(keys):
+        if any(key == free or key.startswith(f"{free}.") for free in FREE):
+            continue
+        value: Any = tree
+        for part in key.split("."):
+            value = value.get(part) if isinstance(value, Mapping) else None
+        if isinstance(value, Mapping):
+            value = value.get("name", value.get("kind"))
+        if value is not None:
+            found[key] = value
+    return found

@@ -1,0 +1,48 @@
+"""What was typed and nothing would read: refused, where a default of the same key may stand."""
+
+from collections.abc import Collection, Iterator
+
+from pww.config.check_given import unused
+from pww.config.schema.lab import CharLm, DilocoMethod, LabConfig, Quadratic
+
+NOT_QUADRATIC = (
+    "lab.eval_windows", "lab.log_every", "lab.threads", "optim.batch_windows", "optim.clip_norm",
+    "optim.accumulate",
+)  # fmt: skip
+
+
+def without_effect(config: LabConfig, given: Collection[str]) -> Iterator[str]:
+    """A sentence for each key of `given` that this cell has no use for."""
+    yield from unused(config.optim, given)
+    method, task = config.method, config.task
+    if method.kind in ("dgc", "demo"):
+        for key in ("codec.feedback", "codec.force"):
+            if key in given:
+                yield (
+                    f"{key}: method={method.name} keeps what is not sent in its own momentum; "
+                    "leave it out"
+                )
+    if config.lab.tune.lr and "optim.lr" in given:
+        yield "optim.lr: lab.tune.lr takes its place; leave one of them out"
+    rates = config.lab.tune.lr
+    if len(rates) == 1 or len(set(rates)) < len(rates):
+        yield (
+            f"lab.tune.lr={list(rates)}: names several different learning rates to choose from; "
+            "for one alone give optim.lr"
+        )
+    if isinstance(method, DilocoMethod):
+        if "method.weighting" in given and not method.worker_steps:
+            yield (
+                f"method.weighting={method.weighting}: workers that take equally many steps "
+                "weigh the same; leave it out, or give method.worker_steps"
+            )
+        if "method.divide_by" in given and method.participation == 1:
+            yield (
+                f"method.divide_by={method.divide_by}: nobody is absent with "
+                "method.participation=1; leave it out"
+            )
+    if isinstance(task, CharLm) and task.text == "pydocs" and "task.roots" in given:
+        yield "task.roots: task.text=pydocs reads no files; leave it out"
+    if isinstance(task, Quadratic):
+        for key in sorted(set(NOT_QUADRATIC) & set(given)):
+            yield f"{key}: task=quadratic has no use for it; leave it out"

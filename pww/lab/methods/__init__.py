@@ -1,0 +1,1 @@
+"""Methods of training: who exchanges what, and when."""

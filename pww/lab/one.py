@@ -1,0 +1,117 @@
+"""One run and its folder: configuration first, rows as they come, the result last and durably."""
+
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+
+import yaml
+
+from pww.clock import Clock
+from pww.config.paths import CONFIG_FILE, shown
+from pww.config.schema.lab import CharLm, LabConfig
+from pww.data.progress import progress
+from pww.errors import LabError
+from pww.folder import owned, write_durably
+from pww.lab.cells import Value
+from pww.lab.records import METRICS_FILE, Result, is_finished, read_run, write_result
+from pww.lab.study import FREE, leaves
+from pww.launcher import identity
+from pww.log import JsonLines
+
+
+def make(
+    config: LabConfig, cell: Mapping[str, Value], *, folder: Path, title: str, clock: Clock
+) -> None:
+    """Makes the run unless it is there.
+
+    Raises:
+        LabError: the folder holds a finished run of another configuration.
+        StateError: another process makes it.
+        DataError: there is no such text.
+        OSError: the disk refused.
+    """
+    with owned(folder, remedy="the run is being made there; wait for it, or end that process"):
+        config = _resolved(config)
+        if is_finished(folder):
+            _check_same(config, folder)
+            return
+        (folder / METRICS_FILE).unlink(missing_ok=True)
+        tree = config.model_dump(mode="json")
+        # One seed, one rate: what this folder is alone
+        tree["lab"] |= {"seeds": 1, "tune": {"lr": []}}
+        header = "# The configuration of this run, complete; not to be edited.\n"
+        text = yaml.safe_dump(tree, sort_keys=False, allow_unicode=True)
+        write_durably(folder / CONFIG_FILE, (header + text).encode())
+        result = _train(config, cell, folder=folder, title=title, clock=clock)
+        write_result(folder, result)
+
+
+def _resolved(config: LabConfig) -> LabConfig:
+    """The text by its name, so that records say which it was."""
+    task = config.task
+    if not isinstance(task, CharLm):
+        return config
+    from pww.lab import text
+
+    name = text.load(task).name
+    return config.model_copy(update={"task": task.model_copy(update={"text": name})})
+
+
+def _check_same(config: LabConfig, folder: Path) -> None:
+    there, here = leaves(read_run(folder).config), leaves(config.model_dump(mode="json"))
+    differing = sorted(
+        key
+        for key in there.keys() | here.keys()
+        if there.get(key) != here.get(key)
+        and (key in ("seed", "optim.lr") or not any(key.startswith(free) for free in FREE))
+    )
+    if differing:
+        said = ", ".join(f"{key} ({there.get(key)}, now {here.get(key)})" for key in differing)
+        raise LabError(
+            f"{shown(folder)} holds a finished run that differs in {said}; give another "
+            "lab.study, or remove it"
+        )
+
+
+def _train(
+    config: LabConfig, cell: Mapping[str, Value], *, folder: Path, title: str, clock: Clock
+) -> Result:
+    """The run itself."""
+    rows = JsonLines(folder / METRICS_FILE)
+    began = clock.monotonic()
+    task = config.task
+    words = f"{title} {folder.name}"
+    try:
+        if isinstance(task, CharLm):
+            import torch
+
+            from pww.lab.charlm import SIZES
+            from pww.lab.engine import run
+
+            torch.set_num_threads(config.lab.threads)
+            each = config.workers * config.optim.batch_windows * SIZES[task.size].context
+            with progress(
+                words, total=config.lab.steps * each, clock=clock, unit="tokens"
+            ) as advance:
+                made = run(
+                    config, task, write=lambda row: rows.write(row),
+                    progress=lambda step, loss: advance(each),
+                )  # fmt: skip
+        else:
+            from pww.lab.quadratic_task import run as run_quadratic
+
+            made = run_quadratic(config, task, write=lambda row: rows.write(row))
+    finally:
+        rows.close()
+    return Result(
+        task=task.kind, method=config.method.name, cell=cell, seed=config.seed,
+        lr=config.optim.lr, tuned=False, loss=made.loss, diverged=made.diverged,
+        steps=made.steps, tokens=made.tokens, seconds=clock.monotonic() - began,
+        bytes=made.bytes, code=_code(),
+    )  # fmt: skip
+
+
+@cache
+def _code() -> str:
+    code, _ = identity.current()
+    return f"{code.digest} (commit {code.commit[:12]}{', changed' if code.changed else ''})"

@@ -1,0 +1,1 @@
+"""Tables, figures and verdicts, from recorded runs alone."""

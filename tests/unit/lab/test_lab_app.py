@@ -1,0 +1,258 @@
+"""The program: what is refused, what a cell is called, which runs are made, tuned and kept."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pww.config import paths
+from pww.config.paths import CONF
+from pww.config.prepare import LAB, prepare
+from pww.config.schema.lab import LabConfig
+from pww.errors import ConfigError
+from pww.lab import app
+from pww.lab.records import read_run
+
+FAST = ("lab.steps=4", "diloco.inner_steps=2", "lab.eval_windows=2")
+QUADRATIC = ("task=quadratic", "lab.steps=200", "lab.eval_every=100", "task.chains=2")
+
+
+@pytest.fixture
+def outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where runs land."""
+    monkeypatch.setattr(paths, "PROJECT", tmp_path)
+    text = tmp_path / "tinyshakespeare" / "input.txt"
+    text.parent.mkdir()
+    text.write_text("Ann:\nSo it is.\n\nBob:\nIt is not.\n\n" * 50)
+    monkeypatch.setenv("PWW_DATA", str(tmp_path))
+    return tmp_path / "outputs" / "lab" / "study"
+
+
+def faults(*words: str) -> str:
+    """What is said of a cell that is refused."""
+    made = app.App()
+    with pytest.raises(ConfigError) as error:
+        prepare(app.spelled(words), shape=LAB, refine=made.settle)
+    return str(error.value)
+
+
+def cell(*words: str) -> dict[str, object]:
+    made = app.App()
+    prepare(app.spelled(words), shape=LAB, refine=made.settle)
+    return dict(made._jobs[0][1])
+
+
+@pytest.mark.parametrize("group", ["task", "method", "merge", "attack"])
+def test_every_choice_composes(group: str) -> None:
+    for path in sorted((CONF / group).glob("*.yaml")):
+        more = ("workers=8",) if group in ("merge", "attack") else ()
+        config = prepare([f"{group}={path.stem}", *more], shape=LAB).configs[0]
+        assert isinstance(config, LabConfig)
+        section = getattr(config, group)
+        assert path.stem == getattr(section, "name", section.kind)
+
+
+REFUSED = {
+    "lab.steps=100 diloco.inner_steps=16 optim.accumulate=2 diloco.outer.optimizer=sgd "
+    "codec=sign codec.feedback=false merge=trimmed merge.trim=2 attack=noise attack.workers=3 "
+    "method.eager=true method.divide_by=expected method.fragments=20 optim.decay_share=0.1": (
+        "use lab.steps=96 or 112", "the lab takes a batch at once; use 1",
+        "diloco.outer.optimizer=sgd has none",
+        "use codec.feedback=true, or codec.force=true", "leaves nothing of workers=4",
+        "use at most 2", "method.delay=0; use method.delay=1", "it needs merge=mean",
+        "only changes a mean where some are absent",
+        "diloco.inner_steps=16; use at most that many",
+        "has no effect with optim.decay=constant", "nobody is absent",
+    ),
+    "lab.steps=10 diloco.inner_steps=16 method.feedback_decay=0.9 method.fragments=2 "
+    "method.delay=1 method.worker_steps=[10,5] merge=median method.weighting=tokens "
+    "lab.tune=lr:[1,2] optim.lr=3": (
+        "use lab.steps=16", "codec=fp32 keeps no residual", "needs method.delay=0",
+        "needs a number for each of workers=4", "merge=median has no weights",
+        "lab.tune.lr takes its place",
+    ),
+    "method.worker_steps=[9,5,5,5] merge=krum method.participation=0.5 attack=noise "
+    "lab.tune=lr:[1]": (
+        "the largest of them diloco.inner_steps=10", "krum needs 2 f + 3 = 5 workers",
+        "the same number of workers",
+        "who is there changes; use 1", "for one alone give optim.lr",
+    ),
+    "method.weighting=equal lab.tune.lr=[1,1] task.text=pydocs task.roots=[a]": (
+        "workers that take equally many steps weigh the same",
+        "names several different learning rates", "task.text=pydocs reads no files",
+    ),
+    "method=sync diloco.inner_steps=4 metod=sync optim=muon task.size=7b": (
+        "diloco.inner_steps=4: no such key", "did you mean", "one of adamw, sgd",
+        "one of toy, 413k, 915k",
+    ),
+    "method=dgc codec=int4 codec.feedback=false optim.momentum=0.5": (
+        "method=dgc sends the largest values; use codec=topk",
+        "has its own momentum and no decay; use 0 for both",
+        "codec.feedback: method=dgc keeps what is not sent",
+    ),
+    "method=demo codec=int4": ("method=demo sends cosine coefficients; use codec=dct",),
+    "method=dgc optim=adamw": ("optim.momentum=0.0: no such key",),
+    "task=quadratic method.fragments=2 optim.momentum=0.5 codec=int4 "
+    "diloco.outer.solo_full_step=true attack=noise "
+    "attack.coordinated=true optim.batch_windows=2": (
+        "task=quadratic does not know them", "takes plain steps of one learning rate",
+        "knows fp32 and randomk, and task.dither", "does not know it; use false",
+        "independent noise only",
+        "optim.batch_windows: task=quadratic has no use",
+    ),
+    "task=quadratic codec=randomk task.dither=1 attack=sign_flip "
+    "method.worker_steps=[10,5,5,5]": (
+        "has task.weights instead",
+        "takes the place of a codec", "a coordinated sign flip only",
+    ),
+    "task=quadratic method=sync": ("task=quadratic knows diloco and local",),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("words", REFUSED, ids=range(len(REFUSED)))
+def test_what_is_refused_all_at_once(words: str) -> None:
+    told = faults(*words.split())
+    assert [said for said in REFUSED[words] if said not in told] == []
+
+
+def test_an_outer_loop_without_a_method_that_has_one() -> None:
+    made = prepare([], shape=LAB).configs[0]
+    assert isinstance(made, LabConfig)
+    assert LAB.check(made.model_copy(update={"diloco": None}), lambda key: False) == [
+        "diloco: method=diloco and an outer loop; leave diloco to the method"
+    ]
+
+
+def test_an_optimiser_with_a_state_of_its_own() -> None:
+    made = prepare(["method=dgc"], shape=LAB).configs[0]
+    adamw = prepare([], shape=LAB).configs[0].optim
+    assert LAB.check(made.model_copy(update={"optim": adamw}), lambda key: False) == [
+        "optim=adamw: method=dgc steps by what it averaged, without an optimiser's state; use "
+        "optim=sgd"
+    ]
+
+
+def test_force_may_stand_where_a_sweep_needs_it() -> None:
+    words = ["codec=int2", "codec.force=true", "codec.feedback=true,false"]
+    assert len(prepare(words, shape=LAB, multirun=True).configs) == 2
+
+
+def test_keys_of_runs_are_none_of_the_lab_and_the_other_way_round() -> None:
+    assert "no such key" in faults("transport.limit_mb=3")
+    with pytest.raises(ConfigError, match="no such key"):
+        prepare(["workers=3"])
+
+
+def test_a_cell_is_what_was_typed_but_for_seed_and_rate() -> None:
+    assert cell("workers=8", "codec=topk", "codec.keep=64", "seed=3", "lab.seeds=2") == {
+        "workers": 8, "codec": "topk", "codec.keep": 64,
+    }  # fmt: skip
+    assert cell("method=sync", "optim.lr=0.1", "lab.study=x", "lab.threads=2") == {"method": "sync"}
+    assert cell("lab.tune=lr:[1,2]", "diloco.inner_steps=5", "lab.steps=10") == {
+        "diloco.inner_steps": 5, "lab.steps": 10,
+    }  # fmt: skip
+    assert cell("workers=2", "method.worker_steps=[10,2]", "optim=sgd") == {
+        "workers": 2, "method.worker_steps": [10, 2], "optim": "sgd",
+    }  # fmt: skip
+    assert cell() == {}
+
+
+def test_the_short_form_of_tuning() -> None:
+    made = prepare(app.spelled(["lab.tune=lr:[1e-3,3e-3]"]), shape=LAB).configs[0]
+    assert isinstance(made, LabConfig)
+    assert made.lab.tune.lr == (1e-3, 3e-3)
+
+
+def test_a_dry_run_names_its_runs(outputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert app.start(["dry=true", "lab.seeds=2", "lab.tune.lr=[1e-3,1e-2]", "codec=int4"]) == 0
+    names = [Path(line.partition(":")[0]).name for line in capsys.readouterr().out.splitlines()]
+    assert names == [
+        "codec=int4-lr0.001-s0", "codec=int4-lr0.001-s1", "codec=int4-lr0.01-s0",
+        "codec=int4-lr0.01-s1",
+    ]  # fmt: skip
+    assert not outputs.exists()
+
+
+def test_a_run_is_a_folder(outputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert app.start([*FAST, "workers=2", "codec=int4", "seed=5"]) == 0
+    (folder,) = outputs.iterdir()
+    run = read_run(folder)
+    assert folder.name.endswith("-s5")
+    result = run.result
+    assert (result.task, result.method, result.seed, result.lr) == ("charlm", "diloco", 5, 3e-3)
+    assert (result.tuned, result.candidate, result.steps) == (False, False, 4)
+    assert result.cell["codec"] == "int4"
+    assert result.tokens == 4 * 2 * 4 * 48
+    assert result.bytes["payload"] > 0
+    assert f"loss {result.loss:.4f} at lr 0.003, 1 seed(s)" in capsys.readouterr().out
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    assert (config["seed"], config["task"]["text"]) == (5, "tinyshakespeare")
+    config["task"]["roots"] = tuple(config["task"]["roots"])
+    assert LabConfig.model_validate(config)
+    assert [s for s, _ in run.evals] == [0, 4]
+
+
+def test_the_best_rate_is_marked_and_the_others_kept(outputs: Path) -> None:
+    """With hardly any noise it is the largest, which gets there first."""
+    assert (
+        app.start([*QUADRATIC, "task.noise=0.01", "lab.seeds=2", "lab.tune=lr:[0.1,0.5,0.3]"]) == 0
+    )
+    runs = [read_run(folder).result for folder in sorted(outputs.iterdir())]
+    assert len(runs) == 6
+    assert {(r.lr, r.tuned, r.candidate) for r in runs} == {
+        (0.5, True, False), (0.3, False, True), (0.1, False, True),
+    }  # fmt: skip
+    means = {lr: sum(r.loss for r in runs if r.lr == lr) for lr in (0.1, 0.3, 0.5)}
+    assert min(means, key=lambda lr: means[lr]) == 0.5
+
+
+def test_a_rate_with_a_seed_that_diverged_is_not_the_best(outputs: Path) -> None:
+    assert app.start([*QUADRATIC, "lab.tune.lr=[3.0,0.1]"]) == 0
+    runs = {read_run(f).result.lr: read_run(f).result for f in outputs.iterdir()}
+    assert (runs[3.0].diverged, runs[3.0].candidate, runs[0.1].tuned) == (True, True, True)
+
+
+def test_a_finished_run_stays_and_an_unfinished_one_is_started_anew(outputs: Path) -> None:
+    words = [*QUADRATIC, "lab.seeds=2"]
+    assert app.start(words) == 0
+    folders = sorted(outputs.iterdir())
+    before = [(f / "result.json").stat().st_mtime_ns for f in folders]
+    (folders[1] / "result.json").unlink()
+    rows = (folders[1] / "metrics.jsonl").read_text()
+    (folders[1] / "metrics.jsonl").write_text(json.dumps({"split": "eval", "torn": 1}) + "\n")
+    assert app.start(words) == 0
+    after = [(f / "result.json").stat().st_mtime_ns for f in folders]
+    assert after[0] == before[0]
+    assert after[1] != before[1]
+    assert (folders[1] / "metrics.jsonl").read_text() == rows
+
+
+def test_a_folder_that_holds_another_run(outputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert app.start([*QUADRATIC]) == 0
+    (folder,) = outputs.iterdir()
+    path = folder / "config.yaml"
+    path.write_text(path.read_text().replace("noise: 1.0", "noise: 2.0"))
+    assert app.start([*QUADRATIC]) == 1
+    said = capsys.readouterr().err
+    assert "holds a finished run that differs in task.noise (2.0, now 1.0)" in said
+
+
+def test_a_sweep_makes_every_cell(outputs: Path) -> None:
+    sweep = f"hydra.sweep.dir={outputs.parent / 'sweeps'}"
+    assert app.start([*QUADRATIC, "codec=fp32,randomk", sweep, "-m"]) == 0
+    assert sorted(read_run(f).result.cell["codec"] for f in outputs.iterdir()) == [
+        "fp32", "randomk",
+    ]  # fmt: skip
+
+
+def test_nothing_is_imported_that_help_does_not_need() -> None:
+    code = "import sys, pww.lab.app; sys.exit('torch' in sys.modules or 'scipy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=120).returncode == 0
+
+
+def test_the_other_commands_are_reached(capsys: pytest.CaptureFixture[str]) -> None:
+    assert app.start(["report", "--help"]) == 0
+    assert "pww.lab predict" in capsys.readouterr().out
