@@ -130,7 +130,8 @@ def test_rows_have_speed_waits_and_the_other_corpora(tmp_path: Path) -> None:
 def test_a_checkpoint_after_the_exchange_is_no_wait(tmp_path: Path) -> None:
     """The replicas of an allocation save once the books have their phase."""
     ranks, clock = alone(), ManualClock()
-    report = Lone(tmp_path / "run", ranks).report
+    lone = Lone(tmp_path / "run", ranks)
+    report = lone.report
     report._clock = clock
     report.meters = Meters(Hardware(), clock=clock)
     with report.exchanging():
@@ -139,5 +140,6 @@ def test_a_checkpoint_after_the_exchange_is_no_wait(tmp_path: Path) -> None:
         clock.advance(5.0)
     clock.advance(0.25)
     report.meters.begins()
+    lone.close()
     ranks.close()
     assert (report.meters.exchange_s, report.meters.wait_s) == (2.0, 0.25)
