@@ -222,17 +222,22 @@ class VisionTrainer:
         """Images moved and mirrored by seed, replica, step and place in the batch: a resumed run,
         on however many ranks, draws the same.
         """
+        chosen = torch.tensor(ids[mine] or ids[:1])
+        first = min(mine.start, len(ids) - 1)
         text = f"{self._config.seed} {self._replica} {self.step}"
+        pixels = self._moved(chosen, text, first=first, of=len(ids))
+        return pixels, self._labels[chosen].long().to(self._device)
+
+    def _moved(self, chosen: torch.Tensor, text: str, *, first: int, of: int) -> torch.Tensor:
+        """These images as training sees them, drawn by `text`; see `augmented`."""
         digest = hashlib.sha256(text.encode()).digest()
         draw = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
-        chosen = torch.tensor(ids[mine] or ids[:1])
         pixels = self._pixels[chosen].to(self._device)
-        first = min(mine.start, len(ids) - 1)
         border = max(1, pixels.shape[2] // 8)  # 4 of CIFAR's 32, 1 of a digit's 8
-        pixels = augmented(
-            pixels, draw=draw, border=border, flip=self._gallery.flip, first=first, of=len(ids)
+        flip = self._gallery.flip
+        return self._normal(
+            augmented(pixels, draw=draw, border=border, flip=flip, first=first, of=of)
         )
-        return self._normal(pixels), self._labels[chosen].long().to(self._device)
 
     def _normal(self, pixels: torch.Tensor) -> torch.Tensor:
         gallery = self._gallery
@@ -271,13 +276,16 @@ class VisionTrainer:
             )  # fmt: skip
 
     def _some(self) -> Iterator[torch.Tensor]:
-        """Batches of training images as they are, other ones on every rank."""
+        """Batches of training images, moved as in training, other ones on every rank.
+
+        Of images as they are, the statistics are not those that the weights were trained with.
+        """
         num = min(RECALIBRATED_ON, len(self._pixels))
         batch = max(min(EVALUATED_TOGETHER, num // self._ranks.world), 2)
         for number in range(max(num // (batch * self._ranks.world), 1)):
             start = (number * self._ranks.world + self._ranks.rank) * batch
             ids = torch.arange(start, start + batch) % len(self._pixels)
-            yield self._normal(self._pixels[ids])
+            yield self._moved(ids, f"{self._config.seed} statistics {start}", first=0, of=batch)
 
     def save_inner(self, folder: Path) -> None:
         """Writes optimiser, statistics, step and RNG state into `folder`."""
