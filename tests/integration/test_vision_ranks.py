@@ -94,7 +94,9 @@ def test_it_learns(dtype: str, ran: Path) -> None:
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_statistics_are_estimated_anew_if_asked(ranks: int, ran: Path) -> None:
     """As the first layer shows: on 8 batches, other images on every rank; and not for good."""
-    anew, stored, expected, left = map(np.array, told(ran, f"recalibrate-{ranks}"))
+    *means, is_moved = told(ran, f"recalibrate-{ranks}")
+    assert is_moved, "as in training"
+    anew, stored, expected, left = map(np.array, means)
     np.testing.assert_allclose(anew, expected, rtol=0, atol=1e-6)
     assert (stored == left).all()
     assert np.abs(stored - expected).max() > 1e-3

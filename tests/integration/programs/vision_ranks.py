@@ -26,6 +26,7 @@ from pww.config.load import compose
 from pww.config.schema import Config, Images
 from pww.data.images import Labelled
 from pww.data.images.gallery import Gallery, open_gallery
+from pww.trainer import vision
 from pww.trainer.ranks import Ranks, init_ranks
 from pww.trainer.statistics import snapshot
 from pww.trainer.vision import VisionTrainer
@@ -170,7 +171,7 @@ def learn() -> None:
 
 def recalibrate(name: str, kind: str) -> None:
     """Which means an evaluation used, with `recalibrate_bn` and without; those of all images; and
-    those that training left.
+    those that training left. Images stay where they are for it; then, whether they are moved.
     """
     used: list[list[float]] = []
     with engine(kind) as (trainer, ranks):
@@ -182,6 +183,9 @@ def recalibrate(name: str, kind: str) -> None:
             return score()
 
         trainer._score = watched
+        shown = torch.cat(list(trainer._some()))
+        vision.augmented = lambda pixels, **_: pixels  # type: ignore[assignment]
+        is_moved = not torch.equal(shown, torch.cat(list(trainer._some())))
         for wanted in (True, False):
             diloco = BASE.diloco.model_copy(update={"recalibrate_bn": wanted})
             trainer._config = trainer._config.model_copy(update={"diloco": diloco})
@@ -192,7 +196,7 @@ def recalibrate(name: str, kind: str) -> None:
         used.append(norm.running_mean.tolist())
         del trainer._score  # which holds the trainer
         if ranks.rank == 0:
-            (FOLDER / f"{name}.json").write_text(json.dumps(used))
+            (FOLDER / f"{name}.json").write_text(json.dumps([*used, is_moved]))
 
 
 def digits() -> None:
