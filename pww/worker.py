@@ -159,7 +159,7 @@ def _alone(
         "" if outbox.residual is None else outbox.residual.offer.delta,
     )  # fmt: skip
     built: list[Ends] = []
-    crew = crew_of(config, ranks, clock=clock, stack=stack)
+    crew = crew_of(config, ranks, run=run, clock=clock, stack=stack)
 
     def join() -> None:
         built.append(connect(config, run, start, clock=clock, stop=ranks.asked, crew=crew))

@@ -112,6 +112,14 @@ def test_a_central_without_systemd(project: Project, free_ports: tuple[int, int]
     assert "did not start" in wrong.stdout
     ports = ("port", "aggregator_port", "blob_port")
     words = [f"central.{name}={free_ports[0]}" for name in ports]
+    # Small: a central that is asked to stop while it prepares a corpus does that first
+    (project.folder / "data").mkdir(exist_ok=True)
+    lines = (f"line {i} says {i * 7919 % 1000}.\n" for i in range(3000))
+    (project.folder / "data" / "little.txt").write_text("".join(lines))
+    words += [
+        "data=tinyshakespeare", "data.name=little", "data.files=[little.txt]", "data.roots=[data]",
+        "data.tokenizer.vocab_size=300", "diloco.inner_steps=2", "model.seq_len=32",
+    ]  # fmt: skip
     try:
         assert central("start", *words).returncode == 0
         again = central("start", *words)

@@ -50,7 +50,7 @@ def upload(folder: Path, url: str, *, dies: bool) -> None:
         if ranks.rank == 2:
             crews.carry = lambda *_, **words: os._exit(9)  # type: ignore[assignment]
     with ExitStack() as stack:
-        crew = crew_of(config, ranks, clock=clock, stack=stack)
+        crew = crew_of(config, ranks, run=folder, clock=clock, stack=stack)
         if crew is None and dies:
             while not path.with_suffix(".there").exists():
                 clock.wait(threading.Event(), 0.05)

@@ -1,8 +1,10 @@
 """Which bandwidth is plausible at which site."""
 
+import numpy as np
 import pytest
 
 from pww.config.load import compose
+from pww.smoke import reduce
 from pww.smoke.book import Check
 from pww.smoke.reduce import judged
 
@@ -58,3 +60,13 @@ def test_a_site_of_ones_own_has_its_own_figure() -> None:
     own = ["site=slurm", "site.queue.partition=x", "site.ranks_per_node=4"]
     assert check([*own, "site.allreduce_node_gb_s=100"], 10.0).state == "wrong"
     assert check([*own, "site.allreduce_node_gb_s=100"], 99.0).state == "right"
+
+
+@pytest.mark.parametrize("world", [2, 587, 1024, 20_000])
+def test_sums_of_many_ranks_are_exact_in_any_order(world: int) -> None:
+    ranks = np.random.default_rng(world).permutation(world)
+    total = np.float32(0)
+    for rank in ranks:
+        total = np.float32(total + np.float32(97 * reduce.factor(int(rank))))
+    assert int(total) == 97 * sum(rank % 16 + 1 for rank in range(world))
+    assert {reduce.factor(rank) for rank in range(8)} == set(range(1, 9)), "a node's ranks differ"
