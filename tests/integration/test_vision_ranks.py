@@ -107,4 +107,4 @@ def test_digits_are_learnt(ran: Path) -> None:
         pytest.skip("scikit-learn is not installed (pip install 'pww[vision]')")
     trained, measured, accuracy = told(ran, "digits")
     assert (trained, measured) == (1438, 359)
-    assert accuracy > 0.9
+    assert accuracy > 0.92  # 0.947 to 0.972 by five ways of moving the images

@@ -200,7 +200,7 @@ def recalibrate(name: str, kind: str) -> None:
 
 
 def digits() -> None:
-    """Three times over scikit-learn's digits, and those that were held out."""
+    """Three times over scikit-learn's digits, as the rate goes up and down, and those held out."""
     images = BASE.data
     assert isinstance(images, Images)
     init_ranks(config(1, "single"))
@@ -208,8 +208,10 @@ def digits() -> None:
         config(1, "single"), open_gallery(images, project=FOLDER), ranks=Ranks()
     )  # fmt: skip
     ids = list(range(trainer._gallery.num_windows))
-    for _ in range(3):
-        phase(trainer, ids)
+    for n in range(3):
+        trainer.run(
+            ids, progress=n / 3, progress_end=(n + 1) / 3, on_step=Steps(), stop=Never()
+        )  # fmt: skip
     score = trainer.evaluate()
     (FOLDER / "digits.json").write_text(json.dumps([len(ids), score.tokens, score.accuracy]))
     trainer.close()
