@@ -76,6 +76,18 @@ class Guard(Protocol):
         """
 
 
+def _make(path: Path) -> None:
+    """The database with its tables, whole or not there at all: flwr makes table after table, and
+    cannot go on where a kill left off.
+    """
+    part = path.with_name(f"{path.name}.part")
+    for old in path.parent.glob(f"{part.name}*"):  # a killed start's, with SQLite's own beside it
+        old.unlink()
+    made: Any = LinkStateFactory(str(part), NoOpFederationManager(), ObjectStoreFactory()).state()
+    made._engine.dispose()  # the last connection: what was logged beside the file is in it
+    part.rename(path)
+
+
 class EmbeddedSuperLink:
     """The SuperLink: its ASGI `app`, its `grid` (one thread), and the members' node keys."""
 
@@ -89,6 +101,8 @@ class EmbeddedSuperLink:
         factory = LinkStateFactory(str(path), NoOpFederationManager(), ObjectStoreFactory())
         try:
             folder.mkdir(parents=True, exist_ok=True)
+            if not path.exists():
+                _make(path)
             self.state: Any = factory.state()
         except (OSError, SQLAlchemyError) as fault:
             why = getattr(fault, "orig", None) or fault

@@ -1,6 +1,7 @@
 """Keys, runs and the grid's own limits, on a real SuperLink database."""
 
 import logging
+import sqlite3
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -12,6 +13,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from flwr.supercore.inflatable import inflatable_object as objects
+from sqlalchemy import Engine, event
 
 from pww.errors import Refused, StateError
 from pww.federation.grid import _unpacked_bytes
@@ -116,6 +118,52 @@ def test_nodes_outlive_the_process_and_runs_do_not(tmp_path: Path) -> None:
         link.close()
     assert seen[0][0] != seen[1][0]
     assert seen[0][1] == seen[1][1]
+
+
+def test_a_start_that_was_killed_while_it_made_the_tables_is_begun_anew(tmp_path: Path) -> None:
+    folder = tmp_path / "state"
+    folder.mkdir()
+    for name in ("superlink.db.part", "superlink.db.part-wal"):
+        (folder / name).write_bytes(b"half")
+    EmbeddedSuperLink(folder, limit_mb=1).close()
+    assert not list(folder.glob("*.part*"))
+    with sqlite3.connect(folder / "superlink.db") as file:
+        assert file.execute("SELECT count(*) FROM node").fetchone() == (0,)
+
+
+def test_a_kill_at_any_table_leaves_nothing_that_stops_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process dies at the n-th table, and at the last moment before the file has its name."""
+
+    class Killed(BaseException):
+        pass
+
+    def dies(*_: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "rename", dies)
+        with pytest.raises(Killed):
+            EmbeddedSuperLink(tmp_path, limit_mb=1)
+    assert not (tmp_path / "superlink.db").exists()
+    seen = 0
+
+    def at_table(connection: object, cursor: object, statement: str, *_: object) -> None:
+        nonlocal seen
+        if statement.lstrip().upper().startswith("CREATE TABLE"):
+            seen += 1
+            if seen == 4:
+                raise Killed
+
+    event.listen(Engine, "before_cursor_execute", at_table)
+    try:
+        with pytest.raises(Killed):
+            EmbeddedSuperLink(tmp_path, limit_mb=1)
+    finally:
+        event.remove(Engine, "before_cursor_execute", at_table)
+    assert not (tmp_path / "superlink.db").exists()
+    EmbeddedSuperLink(tmp_path, limit_mb=1)
 
 
 def test_a_damaged_database_is_named(tmp_path: Path) -> None:
