@@ -140,10 +140,11 @@ def broken(folder: Path) -> None:
     (folder / f"ended{ranks.rank}").touch()  # must not come to this
 
 
-def odd(folder: Path) -> None:
-    """See `odd_shapes`."""
+def odd(folder: Path, num: int) -> None:
+    """See `odd_shapes`; on `num` ranks."""
     config = config_of("muon")
-    init_ranks(config)
+    parallel = config.parallel.model_copy(update={"ranks": num})
+    init_ranks(config.model_copy(update={"parallel": parallel}))
     odd_shapes.run(folder, config.optim)
 
 
@@ -161,7 +162,7 @@ def main() -> None:
             continue
         if name == "odd":
             for num in (1, 2, 3, 8):
-                codes = in_ranks(num, lambda: odd(folder))
+                codes = in_ranks(num, lambda num=num: odd(folder, num))  # type: ignore[misc]
                 assert not any(codes), (num, codes)
             continue
         codes = in_ranks(LAYOUTS[name][0], lambda name=name: train(name, folder))

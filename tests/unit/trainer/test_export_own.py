@@ -64,7 +64,7 @@ def test_what_transformers_loads_says_what_was_trained(
     manifest = SimpleNamespace(padded_vocab=PADDED, end_of_document=0)
     monkeypatch.setattr(exporting, "_tokenizer", lambda _: (manifest, None))
     generation: Any = SimpleNamespace(theta=theta, info=info)
-    folder = exporting._export(config, generation, tmp_path / "out")
+    folder = exporting.export_decoder(config, generation, tmp_path / "out")
     tokens = torch.from_numpy(np.asarray(TinyCorpus().windows([3, 5, 8]))[:, :-1].copy())
     model, told = transformers.AutoModelForCausalLM.from_pretrained(
         folder, output_loading_info=True, torch_dtype=torch.float32
@@ -84,7 +84,7 @@ def test_what_transformers_loads_says_what_was_trained(
     assert written["architectures"] == [type(model).__name__]
     assert (written["bos_token_id"], written["eos_token_id"]) == (0, 0)
     before = (folder / MODEL).stat().st_mtime_ns
-    exporting._export(config, generation, tmp_path / "out")
+    exporting.export_decoder(config, generation, tmp_path / "out")
     assert (folder / MODEL).stat().st_mtime_ns == before, "it is there already"
 
 
