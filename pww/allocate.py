@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, cast
 
 from pww.clock import Clock
 from pww.codec import codec_named
-from pww.config import paths
 from pww.config.schema import Config
-from pww.connect import Start, session_of
-from pww.metrics import Metrics
+from pww.connect import Start, metrics_of, session_of
 from pww.replica.collective import Collective
+from pww.replica.entry import unsent
 from pww.replica.gauges import Hardware, Meters
 from pww.replica.groups import Allocation
 from pww.replica.plan import PhasePlan
@@ -23,7 +22,7 @@ from pww.replica.report import Report
 from pww.replica.session import Session
 from pww.replica.together import Books, Together
 from pww.replica.together_disk import Checkpoints, inner_of
-from pww.rows import Left, take_back
+from pww.rows import Left
 from pww.trainer.api import Live, Trainer
 from pww.wire import model_digest
 
@@ -71,18 +70,10 @@ def together(
     metrics, left = None, Left()
     if built:
         session = built[0][0]
-        left = take_back(run / "metrics.jsonl", after=0 if disk.last is None else disk.last.step)
-        metrics = Metrics(
-            run,
-            project=config.metrics.wandb.project,
-            group=session.run,
-            name=run.name,
-            wandb_id=paths.wandb_id(run),
-            mode=config.metrics.wandb.mode,
-            config=config.model_dump(mode="json"),
-        )
+        step = 0 if disk.last is None else disk.last.step
+        metrics, left = metrics_of(config, run, group=session.run, step=step)
         stack.callback(metrics.close)
-        stack.callback(lambda: session.leave(_unsent(disk)))
+        stack.callback(lambda: session.leave(unsent(disk.pending)))
     report = Report(
         run, metrics=metrics, outbox=disk, plan=plan,
         every_rounds=config.evaluation.every_rounds, clock=clock,
@@ -144,9 +135,3 @@ def _device(config: Config) -> "torch.device | None":
     import torch
 
     return torch.device("cpu") if config.diloco.outer.device == "cpu" else None
-
-
-def _unsent(disk: Checkpoints) -> tuple[int, ...]:
-    """Leases of a phase whose round is not closed: a resumed run closes it."""
-    entry = disk.pending
-    return () if entry is None else tuple(s.lease for s in entry.offer.spans)

@@ -17,9 +17,11 @@ from pww.config.same_model import architecture
 from pww.config.schema import Config, Darl
 from pww.errors import TrainerError
 from pww.lease.space import BlockSpace
+from pww.metrics import Metrics
 from pww.replica.outbox import Entry
 from pww.replica.port import Claims, CoordinatorPort
 from pww.replica.session import Session
+from pww.rows import Left, take_back
 from pww.transport.carrier import Transfers
 from pww.transport.crew import Crew
 from pww.transport.exchange import Exchange
@@ -27,6 +29,21 @@ from pww.wire import Carriage
 
 RECORDED = ("pww", "torch", "torchtitan", "tokenizers", "flwr")
 """Packages whose versions a registration carries."""
+
+
+def metrics_of(config: Config, run: Path, *, group: str, step: int) -> tuple[Metrics, Left]:
+    """A run's metrics, and what is left of the rows that earlier processes wrote after `step`."""
+    left = take_back(run / "metrics.jsonl", after=step)
+    metrics = Metrics(
+        run,
+        project=config.metrics.wandb.project,
+        group=group,
+        name=run.name,
+        wandb_id=paths.wandb_id(run),
+        mode=config.metrics.wandb.mode,
+        config=config.model_dump(mode="json"),
+    )
+    return metrics, left
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from pww.codec import Codec
     from pww.replica.groups import Allocation
     from pww.replica.hand import Hand
-    from pww.replica.outbox import Outbox
     from pww.replica.plan import PhasePlan
     from pww.replica.report import Report
     from pww.replica.session import Session
@@ -132,14 +131,14 @@ def _alone(
 ) -> "tuple[Hand, Report]":  # fmt: skip
     """One replica: an outbox, and both ends of its exchange."""
     from pww.codec import codec_named
-    from pww.connect import Ends, Start, connect
-    from pww.metrics import Metrics
+    from pww.connect import Ends, Start, connect, metrics_of
     from pww.replica.crew import crew_of
     from pww.replica.durable import Durable
+    from pww.replica.entry import unsent
     from pww.replica.gauges import Hardware, Meters
     from pww.replica.outbox import Outbox
     from pww.replica.report import Report
-    from pww.rows import Left, take_back
+    from pww.rows import Left
     from pww.wire import model_digest
 
     ranks, codec = place.ranks, codec_named(config.codec.name)
@@ -176,20 +175,11 @@ def _alone(
         log.info("a delta is %.1f MB as %s", _megabytes(trainer, codec), codec.name)
     metrics, left = None, Left()
     if ends is not None:
-        left = take_back(
-            run / "metrics.jsonl", after=0 if outbox.last is None else outbox.last.step
-        )
-        metrics = Metrics(
-            run,
-            project=config.metrics.wandb.project,
-            group=ends.session.run,
-            name=run.name,
-            wandb_id=paths.wandb_id(run),
-            mode=config.metrics.wandb.mode,
-            config=config.model_dump(mode="json"),
-        )
+        step = 0 if outbox.last is None else outbox.last.step
+        metrics, left = metrics_of(config, run, group=ends.session.run, step=step)
         stack.callback(metrics.close)
-        stack.callback(lambda: ends.close(_unsent(outbox)))  # the goodbye first: wandb may be slow
+        # the goodbye first: wandb may be slow
+        stack.callback(lambda: ends.close(unsent(outbox.pending)))
     report = Report(
         run, metrics=metrics, outbox=outbox, plan=plan, every_rounds=config.evaluation.every_rounds,
         clock=clock, counts=None if ends is None else ends.counts,
@@ -243,12 +233,6 @@ def _leave_marker(run: Path, config: Config) -> None:
         (run / paths.REQUEUE).touch()
     except OSError as why:
         log.error("the job will not be queued again: %s", why)
-
-
-def _unsent(outbox: "Outbox") -> tuple[int, ...]:
-    """Leases of a delta without verdict: a resumed run offers it again."""
-    entry = outbox.pending
-    return () if entry is None else tuple(s.lease for s in entry.offer.spans)
 
 
 def _write_seed(trainer: "Trainer", path: Path, ranks: "Ranks") -> None:

@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 
 from pww.central.generations import Generation
-from pww.central.huggingface import MODEL
-from pww.errors import PayloadError, StateError
+from pww.central.huggingface import MODEL, told_faults
+from pww.errors import StateError
 from pww.transport.tensorfile import TensorReader, TensorWriter
 
 MEAN = ".running_mean"
@@ -45,25 +45,17 @@ def export_resnet(
         "state_hash": generation.info.state_hash,
         "mean": json.dumps(list(mean)), "std": json.dumps(list(std)),
     }  # fmt: skip
-    try:
-        with TensorReader(theta) as reader:
-            shapes = {one: reader.shape(one) for one in reader.names}
-            _require_of_one_model(shapes, statistics, theta)
-            layout = {one: (torch.float32, shape) for one, shape in shapes.items()}
-            layout |= {one: (b.dtype, tuple(b.shape)) for one, b in statistics.items()}
-            folder.mkdir(parents=True, exist_ok=True)
-            with TensorWriter(folder / MODEL, layout, told, hashed=False) as writer:
-                for one in shapes:
-                    writer.add(one, reader.get(one))
-                for one, buffer in statistics.items():
-                    writer.add(one, buffer)
-    except PayloadError as why:
-        raise StateError(f"{theta} cannot be exported: {why}") from why
-    except OSError as why:
-        raise StateError(
-            f"the export cannot be written to {folder}: {why}. Nothing else is touched: make room, "
-            "or name another folder, and export again"
-        ) from why
+    with told_faults(theta, folder), TensorReader(theta) as reader:
+        shapes = {one: reader.shape(one) for one in reader.names}
+        _require_of_one_model(shapes, statistics, theta)
+        layout = {one: (torch.float32, shape) for one, shape in shapes.items()}
+        layout |= {one: (b.dtype, tuple(b.shape)) for one, b in statistics.items()}
+        folder.mkdir(parents=True, exist_ok=True)
+        with TensorWriter(folder / MODEL, layout, told, hashed=False) as writer:
+            for one in shapes:
+                writer.add(one, reader.get(one))
+            for one, buffer in statistics.items():
+                writer.add(one, buffer)
     return folder
 
 

@@ -9,7 +9,8 @@ Padded rows of the vocabulary stay: `vocab_size` is the padded one. A tied model
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,18 +45,29 @@ def export(theta: Path, folder: Path, *, facts: Facts, tokenizer: Path | None) -
         StateError: theta is not of an architecture that is known here, or is damaged, or the disk
             refused.
     """
+    with told_faults(theta, folder), TensorReader(theta) as reader:
+        shapes = {name: reader.shape(name) for name in reader.names}
+        config = _text(architecture(shapes, facts.decoder) | _tokens(facts))
+        if _is_there(folder, facts, config=config, tokenizer=tokenizer):
+            return folder
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / CONFIG).unlink(missing_ok=True)
+        _write_model(reader, folder / MODEL, facts)
+        if tokenizer is not None:
+            _write_tokenizer(tokenizer, folder, facts)
+        write_durably(folder / CONFIG, config)
+    return folder
+
+
+@contextmanager
+def told_faults(theta: Path, folder: Path) -> Iterator[None]:
+    """Around an export of `theta` into `folder`: what goes wrong becomes a sentence.
+
+    Raises:
+        StateError: theta is damaged, or the disk refused.
+    """
     try:
-        with TensorReader(theta) as reader:
-            shapes = {name: reader.shape(name) for name in reader.names}
-            config = _text(architecture(shapes, facts.decoder) | _tokens(facts))
-            if _is_there(folder, facts, config=config, tokenizer=tokenizer):
-                return folder
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / CONFIG).unlink(missing_ok=True)
-            _write_model(reader, folder / MODEL, facts)
-            if tokenizer is not None:
-                _write_tokenizer(tokenizer, folder, facts)
-            write_durably(folder / CONFIG, config)
+        yield
     except PayloadError as why:
         raise StateError(f"{theta} cannot be exported: {why}") from why
     except OSError as why:
@@ -63,7 +75,6 @@ def export(theta: Path, folder: Path, *, facts: Facts, tokenizer: Path | None) -
             f"the export cannot be written to {folder}: {why}. Nothing else is touched: make room, "
             "or name another folder, and export again"
         ) from why
-    return folder
 
 
 def _write_model(reader: TensorReader, path: Path, facts: Facts) -> None:

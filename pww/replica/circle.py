@@ -4,15 +4,14 @@ Only two collectives, gather and broadcast: what sums is written here, in rank o
 result has the same bits on every rank and in every run, which an all-reduce does not promise.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import distributed as dist
 
-from pww.errors import TrainerError
 from pww.replica.blocks import Blocks
+from pww.trainer.ranks import together
 
 
 class Group(Protocol):
@@ -49,7 +48,7 @@ class Circle:
             return [mine] * self.size
         sent = _bytes(mine.to(self._device))
         got = [torch.empty_like(sent) for _ in range(self.size)]
-        with together():
+        with together("allocation"):
             self._group.allgather([got], [sent]).wait()
         return [one.view(mine.dtype).view(mine.shape).to(mine.device) for one in got]
 
@@ -72,7 +71,7 @@ class Circle:
         sent = _bytes(tensor.detach().to(self._device))
         how = dist.BroadcastOptions()
         how.rootRank = source
-        with together():
+        with together("allocation"):
             self._group.broadcast([sent], how).wait()
         if self.place != source:
             tensor.copy_(sent.view(tensor.dtype).view(tensor.shape))
@@ -96,14 +95,3 @@ def circles(
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor's bytes: no backend knows all of a codec's dtypes."""
     return tensor.contiguous().view(-1).view(torch.uint8)
-
-
-@contextmanager
-def together() -> Iterator[None]:
-    """Around a collective or a look at the store: says in words that another rank is gone."""
-    try:
-        yield
-    except RuntimeError as fault:
-        raise TrainerError(
-            f"another rank of this allocation is gone; its own last lines say why ({fault})"
-        ) from fault

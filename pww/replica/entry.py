@@ -7,6 +7,8 @@ inner/                  optimiser, step and RNG state after the phase
 """
 
 import json
+import logging
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from pww.errors import CheckpointError
 from pww.folder import write_durably
 from pww.wire import Offer, PayloadInfo, Verdict
 
+log = logging.getLogger(__name__)
 NOTHING = PayloadInfo(
     codec="none",
     size_bytes=0,
@@ -49,6 +52,21 @@ class Entry:
     def inner(self) -> Path:
         """Where the inner state after the phase is."""
         return self.folder / "inner"
+
+
+def unsent(pending: Entry | None) -> tuple[int, ...]:
+    """Leases of a phase without verdict: a resumed run offers it, or closes its round, again."""
+    return () if pending is None else tuple(span.lease for span in pending.offer.spans)
+
+
+def discard(folder: Path) -> None:
+    """Removes an old phase in one instant: a part is swept on opening. One that stays is told."""
+    part = folder.with_name(folder.name + ".part")
+    try:
+        folder.rename(part)
+        shutil.rmtree(part)
+    except OSError as why:
+        log.warning("%s is not needed any more and cannot be removed: %s", folder, why)
 
 
 def write(entry: Entry) -> None:

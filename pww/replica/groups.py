@@ -18,10 +18,10 @@ from torch.distributed.distributed_c10d import _get_default_store
 
 from pww.config.schema import Config
 from pww.replica.blocks import Blocks
-from pww.replica.circle import Circle, Group, together
+from pww.replica.circle import Circle, Group
 from pww.replica.everyone import Everyone
 from pww.replica.parting import Parting
-from pww.trainer.ranks import Ranks, init_ranks, join, meet
+from pww.trainer.ranks import Ranks, init_ranks, join, meet, together
 
 MEET_S = 3600.0
 """How long the replicas wait for each other at the end of a phase. One that died is noticed at
@@ -55,7 +55,7 @@ class Allocation:
             TrainerError: the rank that keeps the store is gone.
         """
         if self.store is not None and self.ranks.rank == 0:
-            with together():
+            with together("allocation"):
                 self.store.set(STOP, "")
 
     def look(self) -> None:
@@ -66,7 +66,7 @@ class Allocation:
         """
         if self.store is None:
             return
-        with together():
+        with together("allocation"):
             asked = self.store.check([STOP])
         if asked:
             self.ranks.asked.set()

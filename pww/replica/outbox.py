@@ -331,16 +331,10 @@ class Outbox:
         return dropped
 
     def _collect(self) -> None:
-        """Removes the oldest phases, each in one instant: a part is swept on opening."""
+        """Removes the oldest phases, but for the one whose residual holds."""
         for old in self._phases()[: -self._keep]:
-            if self.residual is not None and old == self.residual.folder:
-                continue
-            part = old.with_name(old.name + ".part")
-            try:
-                old.rename(part)
-                shutil.rmtree(part)
-            except OSError as why:
-                log.warning("%s is not needed any more and cannot be removed: %s", old, why)
+            if self.residual is None or old != self.residual.folder:
+                entries.discard(old)
 
     def _discard(self, part: Path) -> None:
         if self._ranks.rank == 0:

@@ -125,12 +125,7 @@ class Checkpoints:
 
     def _collect(self) -> None:
         for old in self._phases()[: -self._keep]:
-            part = old.with_name(old.name + ".part")
-            try:
-                old.rename(part)
-                shutil.rmtree(part)
-            except OSError as why:
-                log.warning("%s is not needed any more and cannot be removed: %s", old, why)
+            entries.discard(old)
 
 
 def residual_of(folder: Path, replica: int) -> Path:

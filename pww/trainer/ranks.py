@@ -93,13 +93,13 @@ def meet(config: Config) -> tuple[Store, int, int]:
 
 
 @contextmanager
-def _together() -> Iterator[None]:
-    """Around a collective: says in words that another rank is gone."""
+def together(of: str = "replica") -> Iterator[None]:
+    """Around a collective or a look at the store: says in words that another rank is gone."""
     try:
         yield
     except RuntimeError as fault:
         raise TrainerError(
-            f"another rank of this replica is gone; its own last lines say why ({fault})"
+            f"another rank of this {of} is gone; its own last lines say why ({fault})"
         ) from fault
 
 
@@ -190,7 +190,7 @@ class Ranks:
         if self._group is None:
             return [value]
         values: list[T] | None = [value] * self.world if self.rank == 0 else None
-        with _together():
+        with together():
             dist.gather_object(value, values, dst=0, group=self._group)
         return values or []
 
@@ -201,7 +201,7 @@ class Ranks:
             if not self._any(fault is not None):
                 return
             faults = [None] * self.world
-            with _together():
+            with together():
                 dist.all_gather_object(faults, fault, group=self._group)
         for one in faults:
             if one is not None:
@@ -238,7 +238,7 @@ class Ranks:
         if self._group is None:
             return mine
         value = torch.tensor([mine])
-        with _together():
+        with together():
             dist.all_reduce(value, op=dist.ReduceOp.MAX, group=self._group)
         return int(value.item())
 
@@ -254,7 +254,7 @@ class Ranks:
         if outcome is not None and not isinstance(outcome[1], PwwError | None):
             sent = None, TrainerError(f"rank 0 failed: {type(outcome[1]).__name__}: {outcome[1]}")
         box = [sent]
-        with _together():
+        with together():
             try:
                 dist.broadcast_object_list(box, src=0, group=self._group)
             except Exception as fault:
