@@ -2,10 +2,15 @@
 
     bytes of a block of m = ceil(3k/2) + 2k + 4,  k = ceil(keep * m / 4096)     keep 64: 0.445 bits
 
-A block is a square of 64 by 64, filled up with zeros, and gets the orthonormal two-dimensional DCT,
-as DeMo does with its momentum: what neighbours have in common fits into few coefficients. Matrix
-products add in an order of their own, so bits differ from device to device: `exact_decode` is
-false, and the codec is for deltas on their way up only. Error: no value is off by more than the
+As DeMo does with its momentum: what neighbours have in common fits into few coefficients. A block
+is a square of 64 by 64 and gets the orthonormal two-dimensional DCT-II. A shorter one of `64 h + r`
+values is h lines of 64, and r values behind them that get the DCT of r: as many coefficients as
+values, of the same energy, so that nothing is lost where all are kept. (Filled up to a square with
+zeros, a short block would be spread over 4096 coefficients.) The name on the wire is `dct2-KEEP`;
+`dct-KEEP` filled up.
+
+Matrix products add in an order of their own, so bits differ from device to device: `exact_decode`
+is false, and the codec is for deltas on their way up only. Error: no value is off by more than the
 norm of what the block lost.
 
 Source: DeMo, arXiv 2411.19870.
@@ -13,11 +18,11 @@ Source: DeMo, arXiv 2411.19870.
 
 import math
 from collections.abc import Mapping
+from functools import cache
 
 import torch
-from torch.nn.functional import pad
 
-from pww.codec.blocks import BLOCK, Columns
+from pww.codec.blocks import Columns
 from pww.codec.finite import is_finite
 from pww.codec.fp16 import Fp16Rows
 from pww.codec.places import kept, largest_places, pack_places, places_bytes, unpack_places
@@ -60,11 +65,11 @@ class DctRows:
             PayloadError: a part holds what this codec never writes, or leaves fp32's range.
         """
         width = rows.shape[1]
-        places = unpack_places(parts["places"], count=kept(width, self._keep), width=BLOCK)
+        places = unpack_places(parts["places"], count=kept(width, self._keep), width=width)
         values = torch.empty_like(places, dtype=torch.float32)
         self._values.decode(parts, values)
-        coefficients = torch.zeros(rows.shape[0], BLOCK, dtype=torch.float32, device=rows.device)
-        rows.copy_(inverse(coefficients.scatter_(1, places, values))[:, :width])
+        coefficients = torch.zeros(rows.shape, dtype=torch.float32, device=rows.device)
+        rows.copy_(inverse(coefficients.scatter_(1, places, values)))
         if not is_finite(rows):
             raise PayloadError("coefficients are too large for fp32: the part is damaged")
 
@@ -77,30 +82,43 @@ class DctRows:
 
 
 def transform(rows: torch.Tensor) -> torch.Tensor:
-    """Coefficients of rows of up to 4096 values."""
-    cosines = _cosines(rows)
-    squares = pad(rows, (0, BLOCK - rows.shape[1])).view(-1, SIDE, SIDE)
-    return (cosines @ squares @ cosines.T).reshape(-1, BLOCK)
+    """The n coefficients of each row of n values, n at most 4096."""
+    square, rest = _split(rows)
+    lines = _cosines(square.shape[1], rows) @ square @ _cosines(SIDE, rows).T
+    return _joined(lines, rest @ _cosines(rest.shape[1], rows).T)
 
 
 def inverse(coefficients: torch.Tensor) -> torch.Tensor:
-    """Rows of 4096 values again."""
-    cosines = _cosines(coefficients)
-    return (cosines.T @ coefficients.view(-1, SIDE, SIDE) @ cosines).reshape(-1, BLOCK)
+    """The values again."""
+    square, rest = _split(coefficients)
+    lines = _cosines(square.shape[1], square).T @ square @ _cosines(SIDE, square)
+    return _joined(lines, rest @ _cosines(rest.shape[1], rest))
 
 
-def _cosines(like: torch.Tensor) -> torch.Tensor:
-    return _DCT.to(dtype=like.dtype, device=like.device)
+def _split(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Lines of 64, and the values behind them."""
+    lines = rows.shape[1] // SIDE
+    square, rest = rows[:, : lines * SIDE], rows[:, lines * SIDE :]
+    return square.reshape(len(rows), lines, SIDE), rest
 
 
-_DCT = torch.tensor(
-    [
+def _joined(lines: torch.Tensor, rest: torch.Tensor) -> torch.Tensor:
+    flat = lines.reshape(len(rest), -1)
+    return torch.cat((flat, rest), dim=1) if rest.shape[1] else flat
+
+
+def _cosines(size: int, like: torch.Tensor) -> torch.Tensor:
+    return _dct(size).to(dtype=like.dtype, device=like.device)
+
+
+@cache
+def _dct(size: int) -> torch.Tensor:
+    """The orthonormal DCT-II (fp64): rows are frequencies, columns places."""
+    found = [
         [
-            math.sqrt((2 if k else 1) / SIDE) * math.cos(math.pi * k * (2 * n + 1) / (2 * SIDE))
-            for n in range(SIDE)
+            math.sqrt((2 if k else 1) / size) * math.cos(math.pi * k * (2 * n + 1) / (2 * size))
+            for n in range(size)
         ]
-        for k in range(SIDE)
-    ],
-    dtype=torch.float64,
-)
-"""The orthonormal DCT-II: rows are frequencies, columns places."""
+        for k in range(size)
+    ]
+    return torch.tensor(found, dtype=torch.float64).reshape(size, size)

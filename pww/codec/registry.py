@@ -1,7 +1,7 @@
 """From a codec's name to the codec: one `case` each.
 
 A name is the kind and its parameters: `int4`, `topk-64-b2` (keep 64 of 4096, values of 2 bits),
-`randomk-64`, `randomk-64-raw` (not scaled, for error feedback), `dct-64`, `dither-4` (4 bits).
+`randomk-64`, `randomk-64-raw` (not scaled, for error feedback), `dct2-64`, `dither-4` (4 bits).
 """
 
 import re
@@ -23,7 +23,7 @@ from pww.errors import PayloadError
 
 FORMS = (
     "fp32", "bf16", "fp16", "int8", "int4", "int2", "sign", "topk-KEEP-b2|b4|b8|b16",
-    "randomk-KEEP", "randomk-KEEP-raw", "dct-KEEP", "dither-4|8",
+    "randomk-KEEP", "randomk-KEEP-raw", "dct2-KEEP", "dither-4|8",
 )  # fmt: skip
 """All names; KEEP is 1 to 4096."""
 
@@ -48,7 +48,7 @@ def codec_named(name: str) -> Codec:
             return Blocked(name, RandomKRows(int(keep), scaled=True))
         case ["randomk", keep, "raw"] if _is_keep(keep):
             return Blocked(name, RandomKRows(int(keep), scaled=False))
-        case ["dct", keep] if _is_keep(keep):
+        case ["dct2", keep] if _is_keep(keep):
             return Blocked(name, DctRows(int(keep)))
         case ["dither", "4" | "8" as size]:
             return Blocked(name, DitherRows(int(size)))

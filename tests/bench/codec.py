@@ -15,7 +15,7 @@ from pww.codec import codec_named
 
 GOALS = {"int8": 1.0, "int4": 1.0, "topk-64-b2": 0.3}
 OTHERS = (
-    "bf16", "fp16", "int2", "sign", "topk-64-b4", "topk-256-b2", "randomk-64", "dct-64",
+    "bf16", "fp16", "int2", "sign", "topk-64-b4", "topk-256-b2", "randomk-64", "dct2-64",
 )  # fmt: skip
 BITS = {"int8": 8.01, "int4": 4.01, "topk-64-b2": 0.25, "topk-256-b2": 0.9, "bf16": 16}
 

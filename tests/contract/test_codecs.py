@@ -16,7 +16,7 @@ CONF = Path(__file__).parents[2] / "conf" / "codec"
 DITHER = ("dither-4", "dither-8")
 NAMES = (
     "fp32", "bf16", "fp16", "int8", "int4", "int2", "sign", "topk-64-b2", "topk-256-b4",
-    "topk-41-b8", "topk-4096-b16", "randomk-64", "randomk-100-raw", "dct-64", *DITHER,
+    "topk-41-b8", "topk-4096-b16", "randomk-64", "randomk-100-raw", "dct2-64", *DITHER,
 )  # fmt: skip
 SHAPES = [
     (), (0,), (3, 0, 2), (1,), (4095,), (4096,), (4097,), (65, 63), (1, 4096), (8, 3, 3, 3),
@@ -37,7 +37,7 @@ def block_bits(name, n):
     k = math.ceil(Fraction(int(rest[0]) * n, 4096))
     if kind == "randomk":
         return 32 + 32 * k
-    bits = 16 if kind == "dct" else int(rest[1][1:])
+    bits = 16 if kind == "dct2" else int(rest[1][1:])
     return -(-12 * k // 8) * 8 + -(-bits * k // 8) * 8 + (64 if bits == 2 else 32)
 
 
@@ -138,7 +138,7 @@ def test_nan_and_inf_are_refused_before_the_cast(codec, bad, at):
     ],
 )  # fmt: skip
 def test_denormals_zeros_and_giants_stay_within_the_bound(codec, many):
-    if codec.name in ("dct-64", "randomk-64", "int2", "sign", *DITHER):
+    if codec.name in ("dct2-64", "randomk-64", "int2", "sign", *DITHER):
         many = [value for value in many if abs(value) < 1e38]  # refused, see below
     x = torch.tensor(many)
     back = codec.decode(codec.encode(x), (len(many),))
@@ -150,7 +150,7 @@ def test_denormals_zeros_and_giants_stay_within_the_bound(codec, many):
 
 def test_what_would_become_infinite_is_refused_and_nothing_else(codec):
     x = torch.full((5,), 3.4e38)
-    if codec.name in ("bf16", "dct-64", "randomk-64", "int2", "sign", *DITHER):
+    if codec.name in ("bf16", "dct2-64", "randomk-64", "int2", "sign", *DITHER):
         with pytest.raises(NotFiniteError, match="use codec=fp32, and doubt the delta"):
             codec.encode(x)
     else:
@@ -243,7 +243,7 @@ def test_names_are_canonical(codec):
 @pytest.mark.parametrize(
     "name",
     ["zip", "", "topk", "topk-64", "topk-064-b2", "topk-0-b2", "topk-4097-b2", "topk-64-b3",
-     "topk--b2", "topk-\u0664-b2", "randomk", "randomk-64-b2", "dct-64-b2", "int4-64", "z" * 5000],
+     "topk--b2", "topk-\u0664-b2", "randomk", "randomk-64-b2", "dct2-64-b2", "dct-64", "int4-64", "z" * 5000],
 )  # fmt: skip
 def test_an_unknown_codec_is_refused_by_name(name):
     with pytest.raises(PayloadError) as caught:
@@ -255,14 +255,14 @@ def test_an_unknown_codec_is_refused_by_name(name):
 
 
 def test_every_configuration_is_a_codec_and_every_codec_has_one():
-    kinds = set()
+    names = set()
     for path in sorted(CONF.glob("*.yaml")):
         section = compose([f"codec={path.stem}"]).codec
         assert section.kind == path.stem
         assert codec_named(section.name).name == section.name
         assert section.feedback == (section.kind not in ("fp32", "randomk", "dither"))
-        kinds.add(section.kind)
-    assert kinds == {form.split("-")[0] for form in FORMS} == {n.split("-")[0] for n in NAMES}
+        names.add(section.name.split("-")[0])  # the kind, but for dct2
+    assert names == {form.split("-")[0] for form in FORMS} == {n.split("-")[0] for n in NAMES}
 
 
 @pytest.mark.parametrize(
@@ -272,7 +272,7 @@ def test_every_configuration_is_a_codec_and_every_codec_has_one():
         (["codec=topk", "codec.keep=256", "codec.value_bits=16"], "topk-256-b16"),
         (["codec=randomk", "codec.keep=1"], "randomk-1"),
         (["codec=randomk", "codec.feedback=true"], "randomk-64-raw"),
-        (["codec=dct", "codec.keep=4096"], "dct-4096"),
+        (["codec=dct", "codec.keep=4096"], "dct2-4096"),
     ],
 )
 def test_parameters_of_a_configuration_are_in_the_name(words, name):

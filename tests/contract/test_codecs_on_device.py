@@ -87,7 +87,7 @@ def test_what_comes_home_of_int4_without_feedback_is_an_eighth(files):
 
 
 def test_a_codec_that_devices_round_differently_works_on_the_host(files):
-    codec, inner = codec_named("dct-64"), values(7)
+    codec, inner = codec_named("dct2-64"), values(7)
     _, payload, after, _ = sent(files / "host", files / "theta", inner, codec, None)
     with accelerator() as device:
         there = {n: far(t) for n, t in inner.items()}

@@ -11,7 +11,7 @@ from pww.errors import NotFiniteError, PayloadError
 
 NAMES = (
     "fp32", "bf16", "fp16", "int8", "int4", "int2", "sign", "topk-64-b2", "topk-1000-b4",
-    "topk-3000-b8", "topk-500-b16", "randomk-64", "randomk-1000-raw", "dct-2000", "dither-4",
+    "topk-3000-b8", "topk-500-b16", "randomk-64", "randomk-1000-raw", "dct2-2000", "dither-4",
 )  # fmt: skip
 FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)
 

@@ -20,7 +20,7 @@ TENSORS = {
 }
 SHAPES = {name: tuple(t.shape) for name, t in TENSORS.items()}
 KINDS = (
-    "fp32", "bf16", "fp16", "int8", "int4", "int2", "sign", "topk-64-b2", "randomk-64", "dct-64",
+    "fp32", "bf16", "fp16", "int8", "int4", "int2", "sign", "topk-64-b2", "randomk-64", "dct2-64",
     "dither-4",
 )  # fmt: skip
 

@@ -91,7 +91,7 @@ class DctCodec(Section):
     @property
     def name(self) -> str:
         """What payloads are marked with."""
-        return f"{self.kind}-{self.keep}"
+        return f"dct2-{self.keep}"
 
 
 class DitherCodec(Section):

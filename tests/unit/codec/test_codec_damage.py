@@ -8,7 +8,7 @@ import torch
 from pww.codec import codec_named
 from pww.errors import NotFiniteError, PayloadError
 
-BLOCKED = ("fp16", "int8", "int4", "int2", "sign", "topk-64-b2", "topk-77-b8", "dct-64")
+BLOCKED = ("fp16", "int8", "int4", "int2", "sign", "topk-64-b2", "topk-77-b8", "dct2-64")
 
 
 def parts_of(name, n, seed=0):
@@ -78,7 +78,7 @@ def test_codes_of_fp16_that_are_none_are_refused():
     refused(codec, parts, 100, r"a scale of 2.07692e\+34 is damaged: scales are 0 to 1.03846e\+34")
 
 
-@pytest.mark.parametrize("name", ["topk-64-b2", "dct-64"])
+@pytest.mark.parametrize("name", ["topk-64-b2", "dct2-64"])
 def test_places_that_do_not_ascend_are_refused(name):
     codec, parts = parts_of(name, 4096)
     for broken in (parts["places"].flip(0), torch.zeros_like(parts["places"])):
@@ -109,7 +109,7 @@ def test_drawn_values_that_are_or_become_infinite_are_refused():
 
 
 def test_coefficients_that_are_too_large_are_refused():
-    codec, parts = parts_of("dct-64", 4096)
+    codec, parts = parts_of("dct2-64", 4096)
     parts["scales"].fill_(2.0**113)
     parts["codes"].fill_(32768.0)
     refused(codec, parts, 4096, "coefficients are too large for fp32: the part is damaged")

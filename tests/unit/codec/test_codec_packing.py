@@ -73,7 +73,7 @@ def test_of_equals_the_first_are_kept_and_nan_is_largest():
     assert largest_places(rows, 1).tolist() == [[0], [4]]
 
 
-@pytest.mark.parametrize("name", ["fp16", "int8", "int4", "int2", "sign", "topk-64-b2", "dct-64"])
+@pytest.mark.parametrize("name", ["fp16", "int8", "int4", "int2", "sign", "topk-64-b2", "dct2-64"])
 def test_what_a_writer_keeps_in_memory_is_small(name: str) -> None:
     """All parts but the first wait for the tensor's end."""
     sizes = [

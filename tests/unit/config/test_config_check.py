@@ -102,7 +102,7 @@ CASES: list[tuple[dict[str, object], list[str]]] = [
             "nothing is refused; leave it out"
         ],
     ),
-    ({"codec": DCT | {"feedback": False}}, [f"codec.feedback=false: dct-64 sends 0.44 {COARSE}"]),
+    ({"codec": DCT | {"feedback": False}}, [f"codec.feedback=false: dct2-64 sends 0.44 {COARSE}"]),
     ({"codec": DCT | {"feedback": False, "force": True}}, []),
     ({"codec": DCT | {"feedback": False, "keep": 512}}, []),
     ({"codec": {"kind": "randomk", "keep": 64, "feedback": False}}, []),

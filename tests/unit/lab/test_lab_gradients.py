@@ -44,7 +44,7 @@ def test_demo_step_by_step() -> None:
     agree = 0.0
     for tokens in batches_without_moving(made, 3):
         momentum = 0.999 * momentum + grads_of(made.stack.values, tokens)
-        sent = encoded_by("dct-64", momentum)
+        sent = encoded_by("dct2-64", momentum)
         momentum = momentum - sent
         before = made.method.theta().clone()
         rate = made._lrs[made.steps]

@@ -53,7 +53,7 @@ def test_what_encoding_loses_is_told_tensor_by_tensor(tmp_path, kind):
     assert bool(lost["w"].any()) == (kind != "fp32")
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "randomk-64", "dct-64", "int2", "sign", "fp16"])
+@pytest.mark.parametrize("kind", [*KINDS, "randomk-64", "dct2-64", "int2", "sign", "fp16"])
 def test_a_large_tensor_is_encoded_in_runs_as_if_it_were_whole(tmp_path, monkeypatch, kind):
     monkeypatch.setattr("pww.transport.payload.PIECE", 8192)
     codec = codec_named(kind)
