@@ -4,6 +4,8 @@
     sent = decode(encode(v))
     e'   = v - sent
 
+An attacker keeps what an honest worker would keep; only what it sends is another vector, in the
+place of v. (If it kept what its attack left, that would be attacked again in the next round.)
 Each tensor is encoded by itself, as in a payload, and draws by the worker, the round and its name.
 """
 
@@ -27,10 +29,10 @@ class Exchange:
 
     def __init__(self, config: LabConfig, shapes: Shapes, *, decay: float = 1.0) -> None:
         """`decay`: what is left of a residual in the next round; see `coded` for who has none."""
-        self.traffic = traffic.Traffic()
         self.exact = config.codec.kind == "fp32" and config.attack.kind == "none"
         self._codec = codec_named(config.codec.name)
         self._merge, self._attack = config.merge, config.attack
+        self._workers, self._all = config.workers, traffic.Traffic()
         self._seed, self._decay = config.seed, decay
         self._draws = generator(config.seed, "attack")
         self._shapes, self._places = dict(shapes), places(shapes)
@@ -39,10 +41,10 @@ class Exchange:
             size = sum(place.stop - place.start for place in self._places.values())
             self._residual = torch.zeros(config.workers, size)
 
-    def corrupted(self, rows: torch.Tensor) -> torch.Tensor:
-        """`rows` of all workers, the attackers' ones overwritten in place."""
-        attack_(rows, self._attack, generator=self._draws)
-        return rows
+    @property
+    def traffic(self) -> traffic.Traffic:
+        """Bytes of a worker so far: the mean over all workers, present or not."""
+        return self._all.share(self._workers)
 
     def fed_back(
         self, rows: torch.Tensor, *, round_: int, who: Sequence[int], names: Sequence[str]
@@ -55,22 +57,34 @@ class Exchange:
             NotFiniteError: a value is nan or inf.
         """
         if not self._residual.numel():
-            return self.coded(rows, round_=round_, who=who, names=names)
+            return self.coded(rows, round_=round_, who=who, names=names)[1]
         columns = slice(self._places[names[0]].start, self._places[names[-1]].stop)
         kept = self._residual[:, columns]
         wanted = rows + (kept[list(who)] if self._decay == 1.0 else kept[list(who)] * self._decay)
-        sent = self.coded(wanted, round_=round_, who=who, names=names)
-        kept[list(who)] = wanted - sent
+        own, sent = self.coded(wanted, round_=round_, who=who, names=names)
+        kept[list(who)] = wanted - own
         return sent
 
     def coded(
         self, rows: torch.Tensor, *, round_: int, who: Sequence[int], names: Sequence[str]
-    ) -> torch.Tensor:
-        """What is decoded of `rows`, without residuals.
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """What is decoded of `rows` (only read), without residuals: honestly, and as it is sent.
+
+        The two are one tensor where nobody attacks. State, such as a momentum, follows the first.
 
         Raises:
             NotFiniteError: a value is nan or inf.
         """
+        own = self._recoded(rows, round_=round_, who=who, names=names)
+        if self._attack.kind == "none":
+            return own, own
+        false = rows.clone()
+        attack_(false, self._attack, generator=self._draws)
+        return own, self._recoded(false, round_=round_, who=who, names=names)
+
+    def _recoded(
+        self, rows: torch.Tensor, *, round_: int, who: Sequence[int], names: Sequence[str]
+    ) -> torch.Tensor:
         start = self._places[names[0]].start
         here = {
             name: slice(self._places[name].start - start, self._places[name].stop - start)
@@ -83,16 +97,15 @@ class Exchange:
         return recoded(self._codec, rows, here, seed=seed)
 
     def merged(
-        self, sent: torch.Tensor, *, shares: Sequence[float], names: Sequence[str], workers: int
+        self, sent: torch.Tensor, *, shares: Sequence[float], names: Sequence[str]
     ) -> torch.Tensor:
-        """One vector of what was sent, by these weights; counts the bytes."""
+        """One vector of what was sent by so many, by these weights; counts the bytes."""
         found = merged(sent, shares, self._merge)
-        self.traffic.add(
-            traffic.exchange(
-                self._codec, {name: self._shapes[name] for name in names}, found,
-                workers=workers, sent=int(torch.count_nonzero(sent[0])),
-            )
+        each = traffic.exchange(
+            self._codec, {name: self._shapes[name] for name in names}, found,
+            senders=len(sent), added=self._merge.kind in ("mean", "clipped"),
         )  # fmt: skip
+        self._all.add(each, times=len(sent))
         return found
 
 

@@ -102,9 +102,9 @@ class Diloco:
 
     def _send(self, deltas: torch.Tensor, who: Sequence[int], names: Sequence[str]) -> torch.Tensor:
         """What becomes of all workers' deltas, of whom `who` take part."""
-        rows = self._exchange.corrupted(deltas)[list(who)]
+        rows = deltas if len(who) == len(deltas) else deltas[list(who)]
         sent = self._exchange.fed_back(rows, round_=self.rounds, who=who, names=names)
-        return self._exchange.merged(sent, shares=self._shares(who), names=names, workers=len(who))
+        return self._exchange.merged(sent, shares=self._shares(who), names=names)
 
     def _shares(self, who: Sequence[int]) -> list[float]:
         """The mean's weights of those who take part."""

@@ -61,9 +61,7 @@ class Eager:
         late = self._merged + (deltas - self._sent) / self._workers
         for theta, momentum, delta in zip(self._thetas, self._momenta, late, strict=True):
             self._outer.step(theta, momentum, delta, partial=False)
-        self._merged = self._exchange.merged(
-            sent, shares=equal(self._workers), names=names, workers=self._workers
-        )
+        self._merged = self._exchange.merged(sent, shares=equal(self._workers), names=names)
         self._sent = sent
         self._stack.values.copy_(self._thetas)
         self.rounds += 1

@@ -38,10 +38,8 @@ class Shared:
 
     def _merge(self, sent: torch.Tensor) -> None:
         """What was sent becomes `_merged`."""
-        workers = self._config.workers
-        self._merged[0] = self._exchange.merged(
-            sent, shares=equal(workers), names=self._names, workers=workers
-        )
+        shares = equal(self._config.workers)
+        self._merged[0] = self._exchange.merged(sent, shares=shares, names=self._names)
         self.rounds += 1
 
 
@@ -54,9 +52,9 @@ class Sync(Shared):
 
     def step(self, lr: float) -> None:
         """Exchange, then one step of the optimiser."""
-        rows = self._exchange.corrupted(self._stack.grads)
+        grads = self._stack.grads
         self._merge(
-            self._exchange.fed_back(rows, round_=self.rounds, who=self._who, names=self._names)
+            self._exchange.fed_back(grads, round_=self.rounds, who=self._who, names=self._names)
         )
         self._inner.step(lr, active=[True])
         self._stack.load(self._theta[0])
@@ -80,11 +78,12 @@ class Dgc(Shared):
         clip_rows_(self._stack.grads, self._config.optim.clip_norm)
         self._momentum.mul_(self._factor).add_(self._stack.grads)
         self._waiting.add_(self._momentum)
-        rows = self._exchange.corrupted(self._waiting.clone())
-        sent = self._exchange.coded(rows, round_=self.rounds, who=self._who, names=self._names)
+        own, sent = self._exchange.coded(
+            self._waiting, round_=self.rounds, who=self._who, names=self._names
+        )
         # What few bits lost of a value stays with it
-        self._waiting.sub_(sent)
-        self._momentum.masked_fill_(sent != 0, 0.0)
+        self._waiting.sub_(own)
+        self._momentum.masked_fill_(own != 0, 0.0)
         self._merge(sent)
         self._theta.sub_(self._merged * lr)
         self._stack.load(self._theta[0])
@@ -105,9 +104,10 @@ class Demo(Shared):
         """Exchange, then a step along the sign of the average."""
         clip_rows_(self._stack.grads, self._config.optim.clip_norm)
         self._momentum.mul_(self._factor).add_(self._stack.grads)
-        rows = self._exchange.corrupted(self._momentum.clone())
-        sent = self._exchange.coded(rows, round_=self.rounds, who=self._who, names=self._names)
-        self._momentum.sub_(sent)
+        own, sent = self._exchange.coded(
+            self._momentum, round_=self.rounds, who=self._who, names=self._names
+        )
+        self._momentum.sub_(own)
         self._merge(sent)
         self._theta.sub_(self._merged.sign() * lr)
         self._stack.load(self._theta[0])

@@ -21,7 +21,7 @@ from pww.transport.payload import PayloadReader, write_payload
 
 CODECS = (
     "fp32", "bf16", "fp16", "int8", "int4", "int2", "sign", "topk-64-b2", "topk-256-b4",
-    "topk-41-b8", "topk-4096-b16", "randomk-64", "randomk-100-raw", "dct-64", "dither-4",
+    "topk-41-b8", "topk-4096-b16", "randomk-64", "randomk-100-raw", "dct2-64", "dither-4",
 )  # fmt: skip
 SHAPES = {"a": (3, 5), "b": (4096,), "c": (2, 4097), "d": (64, 65), "e": (5, 3), "f": (1,)}
 SIZE = sum(p.stop - p.start for p in places(SHAPES).values())
@@ -172,7 +172,7 @@ def test_streams_differ_by_seed_and_purpose_and_repeat() -> None:
 
 
 def test_dense_bf16_of_5376_parameters() -> None:
-    made = traffic.exchange(codec_named("bf16"), TOY, torch.ones(5376), workers=4, sent=5376)
+    made = traffic.exchange(codec_named("bf16"), TOY, torch.ones(5376), senders=4, added=True)
     assert (made.payload, made.ring, made.star_up, made.star_down) == (
         10_752,
         16_128,
@@ -202,35 +202,52 @@ def test_seven_billion_parameters() -> None:
 @pytest.mark.parametrize("name", CODECS)
 def test_bytes_are_those_of_the_codec(name: str) -> None:
     codec = codec_named(name)
-    made = traffic.exchange(codec, SHAPES, torch.ones(SIZE), workers=5, sent=SIZE)
+    made = traffic.exchange(codec, SHAPES, torch.ones(SIZE), senders=5, added=True)
     assert made.payload == sum(codec.size_bytes(shape) for shape in SHAPES.values())
     assert made.payload == made.values + made.indices == made.star_up
     assert made.all_gather == 4 * made.payload
-    sparse = name.split("-")[0] in ("topk", "randomk", "dct")
+    sparse = name.split("-")[0] in ("topk", "randomk", "dct2")
     assert (made.indices > 0) == (sparse or name == "dither-4")  # keys
-    assert made.ring == (made.all_gather if sparse else round(8 / 5 * made.payload))
+    dense = name in ("fp32", "bf16", "fp16")
+    assert made.ring == (round(8 / 5 * made.payload) if dense else made.all_gather)
+    assert made.star_down == (made.payload if dense else 4 * SIZE)
+    # A median is no sum: everybody needs every vector
+    apart = traffic.exchange(codec, SHAPES, torch.ones(SIZE), senders=5, added=False)
+    assert apart.ring == made.all_gather
 
 
-def test_a_star_sends_down_the_union_or_all() -> None:
-    codec = codec_named("topk-64-b16")
-    shape = {"a": (64, 64)}
+@pytest.mark.parametrize("name", ["topk-64-b2", "topk-64-b16", "randomk-64"])
+def test_a_star_sends_down_the_union_or_all(name: str) -> None:
+    """Values of fp32 and places of 12 bits: the merged vector is what is applied."""
+    shape, codec = {"a": (64, 64)}, codec_named(name)
     union = torch.zeros(4096)
     union[:100] = 1.0
-    made = traffic.exchange(codec, shape, union, workers=4, sent=64)
-    assert made.star_down == round(made.payload / 64 * 100)
-    whole = codec_named("randomk-64")  # 4.06 bytes a value
-    every = traffic.exchange(whole, shape, torch.ones(4096), workers=4, sent=64)
-    assert every.star_down == 4 * 4096
+    assert traffic.exchange(codec, shape, union, senders=4, added=True).star_down == 550
+    every = torch.ones(4096)
+    assert traffic.exchange(codec, shape, every, senders=4, added=True).star_down == 4 * 4096
 
 
 def test_exchanges_add_up() -> None:
     exchange = Exchange(config("codec=topk"), TOY)
     for number in range(3):
         sent = exchange.fed_back(rows(4, 5376), round_=number, who=range(4), names=list(TOY))
-        exchange.merged(sent, shares=equal(4), names=list(TOY), workers=4)
+        exchange.merged(sent, shares=equal(4), names=list(TOY))
     once = sum(codec_named("topk-64-b2").size_bytes(shape) for shape in TOY.values())
     assert exchange.traffic.payload == 3 * once
     assert exchange.traffic.row()["all_gather"] == 9 * once
+
+
+def test_bytes_are_the_mean_of_all_workers_and_of_networks_of_those_present() -> None:
+    """Who is absent sends nothing, and is no part of the ring."""
+    exchange = Exchange(config("codec=fp32", "workers=4"), TOY)
+    for who in ((0, 2), (1,), (0, 1, 2, 3)):
+        sent = exchange.fed_back(rows(len(who), 5376), round_=0, who=who, names=list(TOY))
+        exchange.merged(sent, shares=equal(len(who)), names=list(TOY))
+    once = 4 * 5376
+    made = exchange.traffic
+    assert made.payload == made.star_up == made.star_down == (2 + 1 + 4) * once // 4
+    assert made.all_gather == (2 * 1 + 0 + 4 * 3) * once // 4
+    assert made.ring == (2 * 1 * once + 0 + 4 * (3 * once // 2)) // 4
 
 
 # attackers

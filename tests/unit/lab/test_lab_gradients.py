@@ -2,11 +2,13 @@
 
 import pytest
 import torch
-from lab_engine import PLAIN, TOY, batches_without_moving, engine, grads_of
+from lab_engine import PLAIN, TOY, batches_without_moving, config, engine, grads_of
 
 from pww.codec import codec_named
+from pww.lab.engine import method_of
+from pww.lab.exchange import Exchange
 from pww.lab.inner import clip_rows_
-from pww.lab.stack import places
+from pww.lab.stack import Stack, places
 
 
 def encoded_by(codec: str, rows: torch.Tensor) -> torch.Tensor:
@@ -75,3 +77,47 @@ def test_workers_are_clipped_one_by_one() -> None:
     clip_rows_(rows, 2.0)
     assert float(rows[0].norm()) == pytest.approx(2.0, rel=1e-5)
     assert torch.equal(rows[1], torch.full((4,), 0.1))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("method=dgc", "attack=inner_product"),
+        ("method=demo", "attack=sign_flip"),
+        ("method=demo", "attack=noise"),
+        ("method=sync", "codec=topk", "codec.keep=256", "attack=noise", *PLAIN),
+    ],
+    ids=lambda words: " ".join(words[:1] + words[-1:]),
+)
+def test_an_attacker_keeps_what_an_honest_worker_keeps(words: tuple[str, ...]) -> None:
+    """Over 200 rounds: what its own vector left would be attacked again in each of them."""
+    plain = tuple(word for word in words if not word.startswith("attack"))
+    pair = []
+    for own in (plain, (*words, "attack.scale=10")):
+        made = config(("workers=4", "merge=median", *own))
+        stack = Stack(TOY.shapes, workers=4)
+        pair.append((stack, method_of(made, stack)))
+    draws = torch.Generator().manual_seed(0)
+    for _ in range(200):
+        grads = torch.randn(4, 5376, generator=draws)
+        for stack, method in pair:
+            stack.grads.copy_(grads)
+            method.step(1e-3)
+    (_, honest), (_, attacked) = pair
+    for state in ("_momentum", "_waiting"):
+        if hasattr(honest, state):
+            assert torch.equal(getattr(attacked, state), getattr(honest, state))
+    residuals = [method._exchange._residual for method in (honest, attacked)]  # type: ignore[attr-defined]
+    assert torch.equal(*residuals)
+
+
+def test_what_is_sent_is_attacked() -> None:
+    """The last worker's vector, in the codec's form, times minus three."""
+    exchange = Exchange(config(("method=dgc", "workers=2", "codec.value_bits=16",
+        "attack=sign_flip", "attack.scale=3")), TOY.shapes)  # fmt: skip
+    rows = torch.randn(2, 5376, generator=torch.Generator().manual_seed(0))
+    before = rows.clone()
+    own, sent = exchange.coded(rows, round_=0, who=range(2), names=list(TOY.shapes))
+    assert torch.equal(rows, before)
+    assert torch.equal(own[0], sent[0])
+    torch.testing.assert_close(sent[1], own[1] * -3, rtol=1e-3, atol=1e-6)
