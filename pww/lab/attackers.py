@@ -13,8 +13,10 @@ from pww.config.schema.lab import AnyAttack
 def attack_(rows: torch.Tensor, attack: AnyAttack, *, generator: torch.Generator) -> None:
     """Overwrites the attackers' rows of (M, n).
 
-    Noise is as long as what the attacker found, on average over its draws. `coordinated`: all send
-    one vector; of noise it is one draw, as long as the mean of their lengths.
+    `scale` is how many times as long as a vector of the round's own: of `noise` (on average over
+    its draws) and `sign_flip` what the attacker would have sent, of `inner_product` the mean of
+    the honest. `coordinated`: all send one vector; of noise it is one draw, with the mean of their
+    lengths, of a sign flip it is their mean the other way round.
     """
     if attack.kind == "none":
         return

@@ -49,6 +49,10 @@ def attack_(
 ) -> None:
     """Puts the attackers' values, in place, where the last workers' deltas are.
 
+    `attack_scale` is how many times as long as what is in its place: the attacker's own delta
+    (`noise`, on average over its draws), the mean of the attackers' (`sign_flip`), the honest mean
+    (`inner_product`). Of `shift` it is what is added in each mode.
+
     Args:
         setting: Who attacks and how.
         delta_CMK: What is sent; honest workers' rows are not touched.
@@ -61,7 +65,9 @@ def attack_(
     sent = delta_CMK[:, first:]
     match setting.attack:
         case "noise":
-            sent[...] = scale * generator.standard_normal(sent.shape)
+            length = np.linalg.norm(own_CMK[:, first:], axis=2, keepdims=True)
+            normal = generator.standard_normal(sent.shape) / np.sqrt(sent.shape[2])
+            sent[...] = scale * length * normal
         case "sign_flip":
             sent[...] = -scale * own_CMK[:, first:].mean(axis=1, keepdims=True)
         case "inner_product":

@@ -39,11 +39,11 @@ class Setting:
         tolerated: Values cut at each end by `trimmed`, attackers assumed by `krum`.
         clip: Longest norm that `clipped` lets pass, in medians of the norms; 1 or more.
         attackers: How many of the workers, the last ones, send something else.
-        attack: `noise`: each its own of deviation `attack_scale`. `sign_flip`: all the same,
-            minus `attack_scale` times the mean of their own deltas. `inner_product`: all the
-            same, minus `attack_scale` times the honest mean. `shift`: their deltas plus
-            `attack_scale` in every mode.
-        attack_scale: In units of the parameter for `noise` and `shift`, else a factor.
+        attack: `noise`: each its own, `attack_scale` times as long as its delta. `sign_flip`:
+            all the same, minus `attack_scale` times the mean of their own deltas.
+            `inner_product`: all the same, minus `attack_scale` times the honest mean. `shift`:
+            their deltas plus `attack_scale` in every mode.
+        attack_scale: How many times as long; in units of the parameter for `shift`.
         participation: Chance that a worker takes part in a round.
         divide: By the weights of those `present`, or by what is `expected` of all.
         curvature_factors: f_i of each worker.

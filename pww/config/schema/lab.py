@@ -167,7 +167,7 @@ class Attack(Section):
 
     kind: Literal["noise", "sign_flip", "inner_product"]
     workers: Positive
-    scale: Rate
+    scale: Rate  # times as long as what it stands for
 
 
 class Together(Attack):

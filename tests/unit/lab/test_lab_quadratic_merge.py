@@ -118,7 +118,11 @@ def test_attackers_send_what_their_kind_says(kind: str) -> None:
     theirs = sent[:, 4:]
     match kind:
         case "noise":
-            assert theirs.std() == pytest.approx(2, rel=0.3)
+            ratio = np.square(theirs).sum(2).mean() / np.square(own[:, 4:]).sum(2).mean()
+            assert ratio == pytest.approx(4, rel=0.3)  # twice as long, and so with any deltas
+            hundred = 100 * own
+            attack_(made, hundred, 100 * own, np.random.default_rng(2))
+            np.testing.assert_allclose(hundred[:, 4:], 100 * theirs)
             assert not np.allclose(theirs[:, 0], theirs[:, 1])
         case "sign_flip":
             np.testing.assert_allclose(theirs, -2 * own[:, 4:].mean(1, keepdims=True) + 0 * theirs)
