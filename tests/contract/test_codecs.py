@@ -243,7 +243,8 @@ def test_names_are_canonical(codec):
 @pytest.mark.parametrize(
     "name",
     ["zip", "", "topk", "topk-64", "topk-064-b2", "topk-0-b2", "topk-4097-b2", "topk-64-b3",
-     "topk--b2", "topk-\u0664-b2", "randomk", "randomk-64-b2", "dct2-64-b2", "dct-64", "int4-64", "z" * 5000],
+     "topk--b2", "topk-\u0664-b2", "randomk", "randomk-64-b2", "dct2-64-b2", "dct-64",
+     "int4-64", "z" * 5000],
 )  # fmt: skip
 def test_an_unknown_codec_is_refused_by_name(name):
     with pytest.raises(PayloadError) as caught:

@@ -63,19 +63,21 @@ class Sync(Shared):
 class Dgc(Shared):
     """Deep gradient compression: momentum is each worker's, and corrected for what waits.
 
-    u = m u + g;  v = v + u;  the largest of v are sent, and u and v forgotten there.
+    u = m u + g;  v = v + u;  the largest of v are sent, and u and v forgotten there. Each of M
+    workers clips its g to `clip_norm / sqrt(M)`, before it is accumulated.
     Source: Lin et al., arXiv 1712.01887, section 3.
     """
 
     def __init__(self, config: LabConfig, stack: Stack, method: DgcMethod) -> None:
         super().__init__(config, stack)
         self._factor = method.momentum
+        self._clip = config.optim.clip_norm / config.workers**0.5
         self._momentum = torch.zeros_like(stack.values)
         self._waiting = torch.zeros_like(stack.values)
 
     def step(self, lr: float) -> None:
         """Exchange, then a plain step along the average."""
-        clip_rows_(self._stack.grads, self._config.optim.clip_norm)
+        clip_rows_(self._stack.grads, self._clip)
         self._momentum.mul_(self._factor).add_(self._stack.grads)
         self._waiting.add_(self._momentum)
         own, sent = self._exchange.coded(

@@ -23,7 +23,7 @@ FIRST = Recipe(
 
 DENSE = "method=sync"
 TOPK = "method=sync,codec=topk,keep=256,bits=16"
-DEMO = "method=demo"
+DEMO = "method=demo,keep=256"
 H10 = "method=diloco,H=10"
 H50 = "method=diloco,H=50"
 
@@ -45,7 +45,7 @@ TOY = Recipe(
     lines=(
         ("method=sync",),
         ("method=sync", "codec=topk", "codec.keep=256", "codec.value_bits=16"),
-        ("method=demo",),
+        ("method=demo", "codec.keep=256"),
         ("method=diloco", "diloco.inner_steps=10,50"),
     ),
     against=DENSE,

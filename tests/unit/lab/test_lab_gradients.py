@@ -38,6 +38,17 @@ def test_dgc_step_by_step() -> None:
         torch.testing.assert_close(made.method.theta(), theta, rtol=1e-3, atol=1e-5)
 
 
+def test_dgc_clips_each_worker_to_its_share_of_the_norm() -> None:
+    """Of M equal workers' gradients the sum of squares is then the clip's square."""
+    made = config(("method=dgc", "workers=4", "optim.clip_norm=2"))
+    stack = Stack(TOY.shapes, workers=4)
+    method = method_of(made, stack)
+    stack.grads.fill_(1.0)
+    method.step(1e-3)
+    norms = stack.grads.norm(dim=1)
+    torch.testing.assert_close(norms, torch.full((4,), 2 / 4**0.5), rtol=1e-4, atol=0)
+
+
 def test_demo_step_by_step() -> None:
     """The momentum loses what it sends; the step is the sign of the average."""
     made = engine("method=demo", "workers=2", "optim.lr=1e-3", "optim.warmup=0")
