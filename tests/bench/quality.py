@@ -1,10 +1,12 @@
 """Held-out loss of two-site runs under each codec, same tokens, some seeds: `pww.demo` for real.
 
     python tests/bench/quality.py [codecs=fp32,int8,int4,topk] [seeds=3] [windows=2400] [steps=24]
+                                  [outer=nesterov]
 
 Each run is two sites on this machine (torchtitan, a debug Qwen3, Tiny Shakespeare where it is, else
 Python's documentation), waited for in every round, so that a seed differs by its codec only. The
-way down is int8 for int8, and so on; theta whole for fp32. Prints one JSON line a codec.
+way down is int8 for int8, and so on; theta whole for fp32. `outer=averaging`: the outer step takes
+the mean as it is, which top-k wants. Prints one JSON line a codec.
 """
 
 import json
@@ -16,11 +18,21 @@ import numpy as np
 from figures import figure, machine
 
 DOWN = {"fp32": "whole", "int8": "int8", "int4": "int4", "topk": "int4"}
-DEFAULTS = {"codecs": ",".join(DOWN), "seeds": "3", "windows": "2400", "steps": "24"}
+OUTER = {
+    "nesterov": [],
+    "averaging": [
+        "diloco.outer.optimizer=sgd", "diloco.outer.lr=1.0", "diloco.outer.momentum=0.0",
+    ],
+}  # fmt: skip
+DEFAULTS = {
+    "codecs": ",".join(DOWN), "seeds": "3", "windows": "2400", "steps": "24", "outer": "nesterov",
+}  # fmt: skip
 DATA = ("data", "../shared/data")
 
 
-def held_out(codec: str, seed: int, *, windows: str, steps: str) -> tuple[float, float, int]:
+def held_out(
+    codec: str, seed: int, *, windows: str, steps: str, outer: str
+) -> tuple[float, float, int]:
     """The loss before and after one run, and its merges."""
     corpus = "tinyshakespeare" if any(
         Path(root, "tinyshakespeare/input.txt").exists() for root in DATA
@@ -31,7 +43,7 @@ def held_out(codec: str, seed: int, *, windows: str, steps: str) -> tuple[float,
          "diloco.quorum=1", "diloco.grace=10", "darl.detect_s=60", "darl.ttl_floor_s=120",
          f"seed={seed}",
          f"darl.seed={seed}", f"codec={codec}", f"transport.down={DOWN[codec]}",
-         "metrics.wandb.mode=disabled"],
+         "metrics.wandb.mode=disabled", *OUTER[outer]],
         capture_output=True, text=True, check=False, timeout=1200,
     )  # fmt: skip
     if done.returncode:
@@ -46,12 +58,14 @@ def main(words: list[str]) -> None:
     if unknown := sorted(set(given) - set(DEFAULTS)):
         sys.exit(f"unknown words {unknown}: there are {sorted(DEFAULTS)}")
     asked = {**DEFAULTS, **given}
-    print(json.dumps({"machine": machine()}), flush=True)
+    if asked["outer"] not in OUTER:
+        sys.exit(f"outer={asked['outer']}: there are {sorted(OUTER)}")
+    print(json.dumps({"machine": machine(), **asked}), flush=True)
     losses: dict[str, list[float]] = {}
     for seed in range(int(asked["seeds"])):
         for codec in asked["codecs"].split(","):
             first, last, merges = held_out(
-                codec, seed, windows=asked["windows"], steps=asked["steps"]
+                codec, seed, windows=asked["windows"], steps=asked["steps"], outer=asked["outer"]
             )
             losses.setdefault(codec, []).append(last)
             told = {"codec": codec, "seed": seed, "merges": merges}
