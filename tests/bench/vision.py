@@ -1,12 +1,15 @@
-"""Figures of DiLoCo inside one allocation: `python tests/bench/vision.py [rounds=4] [batch=32]`.
+"""Figures of DiLoCo inside one allocation: `python tests/bench/vision.py`.
+
+    rounds=N batch=N steps=N    phases measured (4), images of a step (32), steps of a phase (25)
 
     images_vs_plain_ddp   images/s of our engine over those of a plain torch DDP loop on 2 ranks
     outer_overhead_h10    share of a phase of H inner steps that its outer step takes: ResNet-18,
     outer_overhead_h100   2 replicas, fp32 deltas; with the checkpoint that is durable after it
                           as outer_and_checkpoint_h100
 
-Side by side: the two loops take turns on the same ranks, model, batches and optimiser, and the
-median of the rounds' ratios counts. The CPU's images are not a GPU's: the ratio is what matters.
+Side by side: after each step of ours the plain loop takes one on the same ranks, with the same
+model, images and optimiser; what ours does before and after a phase counts for ours. The median of
+the phases' ratios counts. The CPU's images are not a GPU's: the ratio is what matters.
 """
 
 import json
@@ -30,7 +33,7 @@ from torch.nn.parallel import DistributedDataParallel
 sys.path.insert(0, str(Path(__file__).parents[1] / "integration" / "programs"))
 
 from forked import in_ranks
-from tiny import Never, Steps
+from tiny import Steps
 
 from pww.allocate import collective_of
 from pww.clock import SystemClock
@@ -57,8 +60,8 @@ def gallery(num: int) -> Gallery:
     return Gallery(images, images, MEAN, STD, flip=True)
 
 
-def plain_loop(batch: int, images: Gallery) -> Callable[[int], float]:
-    """What anybody would write: seconds for so many steps."""
+def plain_loop(batch: int, images: Gallery) -> Callable[[int], None]:
+    """What anybody would write: takes the step with this number."""
     model = DistributedDataParallel(
         resnet("resnet18", classes=10, seed=0), forward_sync_buffers=False,
         gradient_as_bucket_view=True,
@@ -71,24 +74,39 @@ def plain_loop(batch: int, images: Gallery) -> Callable[[int], float]:
     rank, share = dist.get_rank(), batch // RANKS
     draw = torch.Generator().manual_seed(rank)
 
-    def run(steps: int) -> float:
-        began_s = perf_counter()
-        for step in range(steps):
-            at = step * batch + rank * share
-            x = augmented(pixels[at : at + share], draw=draw)
-            logits = model(normalized(x, mean=MEAN, std=STD))
-            nn.functional.cross_entropy(logits, labels[at : at + share]).backward()
-            nn.utils.clip_grad_norm_(model.parameters(), 1000.0)
-            descent.step()
-            descent.zero_grad(set_to_none=True)
-        dist.barrier()
-        return perf_counter() - began_s
+    def step(number: int) -> None:
+        at = number * batch + rank * share
+        x = augmented(pixels[at : at + share], draw=draw)
+        logits = model(normalized(x, mean=MEAN, std=STD))
+        nn.functional.cross_entropy(logits, labels[at : at + share]).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1000.0)
+        descent.step()
+        descent.zero_grad(set_to_none=True)
 
-    return run
+    return step
+
+
+class Turns:
+    """Asked before every step of ours whether to stop, it has the plain loop take that step first,
+    and times it.
+    """
+
+    def __init__(self, plain: Callable[[int], None]) -> None:
+        self._plain = plain
+        self.seconds: list[float] = []
+
+    def agreed(self) -> bool:
+        """Never."""
+        dist.barrier()
+        began_s = perf_counter()
+        self._plain(len(self.seconds))
+        dist.barrier()
+        self.seconds.append(perf_counter() - began_s)
+        return False
 
 
 def side_by_side(config: Config, folder: Path, rounds: int, steps: int) -> None:
-    """Our engine's and the plain loop's seconds, round by round."""
+    """Seconds of our engine's phases and of the plain loop's steps between."""
     place = join_ranks(config)
     torch.set_num_threads(1)
     batch = config.optim.batch_windows
@@ -96,16 +114,16 @@ def side_by_side(config: Config, folder: Path, rounds: int, steps: int) -> None:
     trainer = VisionTrainer(config, images, ranks=place.ranks)
     plain = plain_loop(batch, images)
 
-    def ours(num: int) -> float:
+    def phase(num: int) -> tuple[float, float]:
+        turns = Turns(plain)
         began_s = perf_counter()
-        trainer.run(
-            range(num * batch), progress=0.4, progress_end=0.5, on_step=Steps(), stop=Never()
-        )
+        trainer.run(range(num * batch), progress=0.4, progress_end=0.5, on_step=Steps(), stop=turns)
         dist.barrier()
-        return perf_counter() - began_s
+        theirs = sum(turns.seconds)
+        return perf_counter() - began_s - theirs, theirs
 
-    ours(1), plain(1)
-    pairs = [(ours(steps), plain(steps)) for _ in range(rounds)]
+    phase(2)
+    pairs = [phase(steps) for _ in range(rounds)]
     if place.is_first:
         (folder / "pairs.json").write_text(json.dumps(pairs))
     trainer.close()
@@ -149,7 +167,8 @@ def save(trainer: Any, collective: Collective, folder: Path) -> None:
 def main(words: list[str]) -> None:
     """Measures both on `RANKS` ranks of this machine."""
     options = {key: int(value) for key, value in (word.split("=", 1) for word in words)}
-    rounds, batch, steps = options.get("rounds", 4), options.get("batch", 32), 4
+    rounds, batch = options.get("rounds", 4), options.get("batch", 32)
+    steps, phase = 4, options.get("steps", 25)
     given = [
         "model=resnet18", "parallel=ddp", f"parallel.ranks={RANKS}",
         f"site.ranks_per_node={RANKS}", f"optim.batch_windows={batch}", "site.cores_per_rank=1",
@@ -159,13 +178,13 @@ def main(words: list[str]) -> None:
     print(f"{machine()}, torch {torch.__version__}, ResNet-18, {batch} images a step", flush=True)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        assert not any(in_ranks(RANKS, lambda: side_by_side(one, folder, rounds, steps)))
+        assert not any(in_ranks(RANKS, lambda: side_by_side(one, folder, rounds, phase)))
         assert not any(in_ranks(RANKS, lambda: outer_step(two, folder, rounds, steps)))
         pairs = json.loads((folder / "pairs.json").read_text())
         found = json.loads((folder / "outer.json").read_text())
     ratio = median(plain / ours for ours, plain in pairs)
     figure("images_vs_plain_ddp", ratio, "ratio", ">= 0.99")
-    figure("images_per_s", batch * steps / median(ours for ours, _ in pairs), "images/s", "none")
+    figure("images_per_s", batch * phase / median(ours for ours, _ in pairs), "images/s", "none")
     durable = median(found.pop("durable"))
     times = Times(**found)
     inner, outer = median(times.inner), median(times.outer)
