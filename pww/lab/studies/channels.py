@@ -12,7 +12,7 @@ from pww.lab.studies.recipe import (
     RuleBeatsRival,
 )
 
-RATES = "lab.tune.lr=[1e-3,3e-3,1e-2]"
+RATES = "lab.tune.lr=[1e-3,3e-3,1e-2,3e-2]"
 KEEPS = (2048, 1024, 512, 256)
 
 RANDOM_K = Recipe(

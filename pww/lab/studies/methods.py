@@ -4,7 +4,7 @@ from math import inf
 
 from pww.lab.studies.recipe import Compared, ExcessRatio, Expected, Ordered, Recipe
 
-RATES = "lab.tune.lr=[1e-3,3e-3,1e-2]"
+RATES = "lab.tune.lr=[1e-3,3e-3,1e-2,3e-2]"
 
 FIRST = Recipe(
     name="first",
@@ -40,7 +40,7 @@ def _toy(what: str, cell: str, mean: float, spread: float) -> Expected:
 
 TOY = Recipe(
     name="toy",
-    about="Five methods on the 5 k-parameter toy: 4 workers, 2,000 steps, three rates and seeds.",
+    about="Five methods on the 5 k-parameter toy: 4 workers, 2,000 steps, four rates, three seeds.",
     common=("lab.seeds=3", RATES),
     lines=(
         ("method=sync",),
@@ -76,8 +76,8 @@ TOY = Recipe(
 LOW = "@0.0003"
 H_SWEEP = Recipe(
     name="h-sweep",
-    about="The sync interval, each H at four rates: what one rate says, and what tuning does.",
-    common=("lab.seeds=3", "lab.steps=1920", "lab.tune.lr=[3e-4,1e-3,3e-3,1e-2]"),
+    about="The sync interval, each H at five rates: what one rate says, and what tuning does.",
+    common=("lab.seeds=3", "lab.steps=1920", "lab.tune.lr=[3e-4,1e-3,3e-3,1e-2,3e-2]"),
     lines=(("method=sync",), ("method=diloco", "diloco.inner_steps=1,4,16,64,240")),
     against="method=sync",
     expected=(
