@@ -4,7 +4,8 @@
 
 Each run is two sites on this machine (torchtitan, a debug Qwen3, Tiny Shakespeare where it is, else
 Python's documentation), waited for in every round, so that a seed differs by its codec only. The
-way down is int8 for int8, and so on; theta whole for fp32. Prints one JSON line a codec.
+way down is int8 for int8, and so on; theta whole for fp32. topk needs averaging for its outer step,
+the others have the default. Prints one JSON line a codec.
 """
 
 import json
@@ -16,6 +17,7 @@ import numpy as np
 from figures import figure, machine
 
 DOWN = {"fp32": "whole", "int8": "int8", "int4": "int4", "topk": "int4"}
+AVERAGING = ("diloco.outer.optimizer=sgd", "diloco.outer.lr=1", "diloco.outer.momentum=0")
 DEFAULTS = {"codecs": ",".join(DOWN), "seeds": "3", "windows": "2400", "steps": "24"}
 DATA = ("data", "../shared/data")
 
@@ -31,7 +33,7 @@ def held_out(codec: str, seed: int, *, windows: str, steps: str) -> tuple[float,
          "diloco.quorum=1", "diloco.grace=10", "darl.detect_s=60", "darl.ttl_floor_s=120",
          f"seed={seed}",
          f"darl.seed={seed}", f"codec={codec}", f"transport.down={DOWN[codec]}",
-         "metrics.wandb.mode=disabled"],
+         "metrics.wandb.mode=disabled", *(AVERAGING if codec == "topk" else ())],
         capture_output=True, text=True, check=False, timeout=1200,
     )  # fmt: skip
     if done.returncode:
