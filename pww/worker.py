@@ -68,6 +68,20 @@ def main(argv: list[str], *, engine: Engine = torchtitan) -> int:
     except OSError as fault:
         log.error("the run cannot go on: %s; make room or mend the folder, then resume it", fault)
         return 1
+    except RuntimeError as fault:
+        from torch import OutOfMemoryError
+
+        from pww.trainer.memory import no_room
+
+        if not isinstance(fault, OutOfMemoryError):
+            raise
+        log.error(
+            "rank %d: %s, and the run cannot go on; all phases before this one are intact: make "
+            "room, go on with more ranks (parallel.ranks=…), or start a run that needs less "
+            "(optim.accumulate, parallel.activation_checkpoint=full)", rank, no_room(fault),
+        )  # fmt: skip
+        log.info("go on with: python -m pww.train resume=%s", run)
+        return 1
     except PwwError as fault:
         if isinstance(fault, Stopped) and signals.queue_asked():
             _leave_marker(run, config)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 
 from pww.config.check import momentum_fits
-from pww.config.check_codec import coarse
+from pww.config.check_codec import coarse, forced
 from pww.config.schema.lab import DilocoMethod, LabConfig, NoAttack, Quadratic
 
 
@@ -48,9 +48,7 @@ def codec_fits(config: LabConfig) -> Iterator[str]:
     elif kind == "demo" and codec.kind != "dct":
         yield f"codec={codec.kind}: method=demo sends cosine coefficients; use codec=dct"
     elif kind in ("sync", "diloco"):
-        if not (
-            codec.kind in ("int2", "sign", "topk", "dct") and codec.force
-        ):  # in a sweep it may be there for others
+        if not forced(codec):  # in a sweep it may be there for others
             yield from coarse(codec)
         method = config.method
         if method.kind in ("sync", "diloco") and method.feedback_decay != 1 and not codec.feedback:

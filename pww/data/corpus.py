@@ -53,6 +53,10 @@ class Corpus:
         """
         return self._known(self._training.read(ids))
 
+    def expect(self, ids: Ids) -> None:
+        """Has training windows read ahead, as far as the machine does such things; never raises."""
+        self._training.expect(ids)
+
     def held_out(self, ids: Ids) -> Windows:
         """Held-out windows, like `windows`.
 

@@ -6,7 +6,9 @@ manifest is refused before its first row is used. Little-endian everywhere; 64-b
 
 import hashlib
 import io
+import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Literal
@@ -141,6 +143,7 @@ class Shards:
         self._what = what
         self._width = window_tokens
         self._maps = [_open(folder, shard, window_tokens, dtype) for shard in shards]
+        self._paths = [folder / shard.name for shard in shards]
         self._ends = np.cumsum([0, *(shard.windows for shard in shards)])[1:]
         self._num = sum(shard.windows for shard in shards)
 
@@ -170,6 +173,32 @@ class Shards:
             first = int(self._ends[owner - 1]) if owner else 0
             windows[here] = self._maps[owner][wanted[here] - first]
         return windows
+
+    def expect(self, ids: Ids) -> None:
+        """Asks the kernel to read the windows `ids` into its page cache, and does not wait for it.
+
+        A hint: ids that do not exist are left out, and so is all of it where it cannot be given.
+        """
+        wanted = np.unique(np.asarray(ids, dtype=np.int64))
+        wanted = wanted[(wanted >= 0) & (wanted < len(self))]
+        owners = np.searchsorted(self._ends, wanted, side="right")
+        for owner in np.unique(owners):
+            first = int(self._ends[owner - 1]) if owner else 0
+            _read_ahead(self._paths[owner], self._maps[owner], wanted[owners == owner] - first)
+
+
+def _read_ahead(path: Path, rows: Tokens, wanted: npt.NDArray[np.int64]) -> None:
+    """`wanted` are rows of a shard, ascending; neighbours go in one call."""
+    if not hasattr(os, "posix_fadvise"):  # macOS
+        return
+    ends = np.flatnonzero(np.diff(wanted, append=wanted[-1] + 2) != 1)
+    starts = np.concatenate(([0], ends[:-1] + 1))
+    size = rows[:1].nbytes
+    with suppress(OSError), path.open("rb", buffering=0) as file:
+        header = os.fstat(file.fileno()).st_size - rows.nbytes
+        for start, end in zip(wanted[starts].tolist(), wanted[ends].tolist(), strict=True):
+            at, length = header + start * size, (end + 1 - start) * size
+            os.posix_fadvise(file.fileno(), at, length, os.POSIX_FADV_WILLNEED)
 
 
 def _open(folder: Path, shard: Shard, window_tokens: int, dtype: Dtype) -> Tokens:

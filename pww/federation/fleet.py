@@ -34,6 +34,7 @@ from pww.clock import Clock
 from pww.config.schema import Transport
 from pww.errors import CentralError, PayloadError, Unreachable
 from pww.federation.fleet_client import FleetClient, NotAdmitted, RunOver
+from pww.federation.parts import Parts
 from pww.federation.records import MB, SLACK_CHUNKS
 from pww.federation.signing import Signer
 from pww.transport.retry import Retry, TryAgain, Uniform
@@ -167,7 +168,7 @@ class FleetSite:
             lambda: self._client.call(name, request), what="a transfer", deadline_s=TRANSFER_S
         )
 
-    def _counted(self, pull: Callable[[str], bytes]) -> Callable[[str], bytes]:
+    def _counted(self, pull: Callable[[str], bytes], parts: Parts) -> Callable[[str], bytes]:
         """flwr asks again for an object that is not there yet, and tells nobody."""
         asked: set[str] = set()
 
@@ -175,7 +176,9 @@ class FleetSite:
             if object_id in asked:
                 self._retry.count()
             asked.add(object_id)
-            return pull(object_id)
+            content = pull(object_id)
+            parts.add(len(content))
+            return content
 
         return again
 
@@ -232,13 +235,15 @@ class FleetSite:
                 f"an instruction of {num_objects} objects is larger than transport.limit_mb="
                 f"{self._limit_mb} allows: set the same limit at the central and at every site"
             )
+        parts = Parts("receiving an instruction", total=num_objects, clock=self._clock)
         try:
             message = transfer.pull_and_inflate_object_from_tree(
                 tree,
                 self._counted(
                     wiring.make_pull_object_fn_protobuf(
                         self._repeat("PullObject"), self._node, run_id
-                    )
+                    ),
+                    parts,
                 ),
                 wiring.make_confirm_message_received_fn_protobuf(
                     self._repeat("ConfirmMessageReceived"), self._node, run_id
@@ -267,15 +272,18 @@ class FleetSite:
         answer = self._repeat("PushMessages")(request)
         if not answer.objects_to_push:
             return False
+        wanted = set(answer.objects_to_push)
+        parts = Parts("sending an answer", total=len(wanted), clock=self._clock)
+        push = wiring.make_push_object_fn_protobuf(
+            self._repeat("PushObject"), self._node, message.metadata.run_id, answer.session_id
+        )
+
+        def told(object_id: str, content: bytes) -> None:
+            push(object_id, content)
+            parts.add(len(content))
+
         transfer.push_objects(
-            objects.get_all_nested_objects(message),
-            wiring.make_push_object_fn_protobuf(
-                self._repeat("PushObject"),
-                self._node,
-                message.metadata.run_id,
-                answer.session_id,
-            ),
-            object_ids_to_push=set(answer.objects_to_push),
+            objects.get_all_nested_objects(message), told, object_ids_to_push=wanted
         )
         return True
 

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from pww.clock import Clock
 from pww.config.schema import Transport
-from pww.errors import CentralError, Refused
+from pww.errors import CentralError, Refused, Unreachable
 from pww.replica.opening import Opening, Sender
 from pww.transport.bundle import Bundle
 from pww.transport.proxied import PROXY_ASKS, credentials_wanted, not_let_through
@@ -81,6 +81,7 @@ class HttpCoordinator:
             verify=True if bundle is None else bundle.tls,
         )
         self._bundle = bundle
+        self._given_up: set[str] = set()  # calls that had no answer within their deadline
         self._retry = Retry(
             f"the central at {self._url}",
             first_s=transport.retry_first_s,
@@ -95,7 +96,7 @@ class HttpCoordinator:
 
     @property
     def num_retries(self) -> int:
-        """Calls so far that were repeats."""
+        """Requests so far that were repeats; also of a call that was given up, and came again."""
         return self._retry.num_retries
 
     def register(self, message: Register) -> Registered:
@@ -156,11 +157,18 @@ class HttpCoordinator:
         timeout_s: float = 0.0,
     ) -> Reply:
         body = message.model_dump_json().encode()
-        return self._retry.run(
-            lambda: self._once(name, message, body, reply, timeout_s),
-            what=name,
-            deadline_s=deadline_s,
-        )
+        if name in self._given_up:
+            self._retry.count()
+            self._given_up.discard(name)
+        try:
+            return self._retry.run(
+                lambda: self._once(name, message, body, reply, timeout_s),
+                what=name,
+                deadline_s=deadline_s,
+            )
+        except Unreachable:
+            self._given_up.add(name)
+            raise
 
     def _once(
         self, name: str, message: Call, body: bytes, reply: type[Reply], timeout_s: float

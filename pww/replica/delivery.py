@@ -1,12 +1,14 @@
 """A durable delta's way to its verdict: sent until there is one, noted, counted."""
 
+from collections.abc import Callable
+
 from pww.errors import PayloadError, TrainerError
 from pww.replica.entry import Entry
 from pww.replica.outbox import Outbox
 from pww.replica.plan import PhasePlan
 from pww.replica.report import Report
 from pww.replica.session import Session
-from pww.trainer.ranks import Ranks
+from pww.trainer.ranks import Ranks, nothing
 from pww.transport.exchange import Exchange
 from pww.wire import Verdict
 
@@ -32,11 +34,14 @@ class Delivery:
         self._session, self._exchange, self._plan = session, exchange, plan
         self._outbox, self._report, self._ranks = outbox, report, ranks
 
-    def deliver(self, entry: Entry) -> Verdict:
-        """Waits for the verdict: merged and committed together, or neither. Collective."""
+    def deliver(self, entry: Entry, *, meanwhile: Callable[[], None] = nothing) -> Verdict:
+        """Waits for the verdict: merged and committed together, or neither. Collective.
+
+        `meanwhile` is called while it travels: see `Ranks.share`.
+        """
         self._outbox.saved()
         with self._report.exchanging():
-            verdict = self._ranks.share(lambda: self.push(entry))
+            verdict = self._ranks.share(lambda: self.push(entry), meanwhile=meanwhile)
         self.note(entry, verdict)
         return verdict
 

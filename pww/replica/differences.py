@@ -5,6 +5,7 @@ tensor and its difference only pieces are in memory.
 """
 
 import math
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,8 +24,9 @@ class Differences:
     """theta_outer - theta_inner, tensor by tensor; every rank takes part in each gather."""
 
     def __init__(self, trainer: Trainer, theta: Path | None) -> None:
-        self._tensors = trainer.tensors()
+        self._tensors = self._gathered(trainer.tensors())
         self._theta = theta
+        self._no_room = ""
         self._moved = self._size = 0.0
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -50,9 +52,24 @@ class Differences:
                 yield name, delta
 
     def drain(self) -> None:
-        """Gathers what is left, so that no other rank waits for this one."""
-        for _ in self._tensors:
-            pass
+        """Gathers what is left, so that no other rank waits for this one.
+
+        Raises:
+            torch.OutOfMemoryError: there was no room for one, now or before: the others wait in it,
+                and only the end of this process ends that.
+        """
+        deque(self._tensors, maxlen=0)  # a loop would keep one while the next is gathered
+        if self._no_room:
+            raise torch.OutOfMemoryError(self._no_room)
+
+    def _gathered(
+        self, tensors: Iterator[tuple[str, torch.Tensor]]
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        try:
+            yield from tensors
+        except torch.OutOfMemoryError as why:
+            self._no_room = str(why)
+            raise
 
     @property
     def norm(self) -> float:

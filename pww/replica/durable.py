@@ -5,9 +5,11 @@
 
 import logging
 from collections.abc import Sequence
+from functools import partial
 
 from pww.clock import Clock
 from pww.errors import Stopped
+from pww.replica.ahead import Ahead
 from pww.replica.delivery import Delivery, Streak
 from pww.replica.outbox import Outbox
 from pww.replica.overlap import Overlap
@@ -46,6 +48,7 @@ class Durable:
         )  # fmt: skip
         self._plan, self._ranks, self._clock, self._overlap = plan, ranks, clock, overlap
         self._delivery = Delivery(session, exchange, outbox, report, plan=plan, ranks=ranks)
+        self._ahead = Ahead(session, plan=plan, ranks=ranks)
         self._streak = Streak()
         self._beside = Overlap(
             self._delivery, session, exchange, outbox, report, streak=self._streak, plan=plan,
@@ -127,7 +130,7 @@ class Durable:
         if self._overlap and entry.offer.finite:
             self._beside.send(entry, trainer, shifted=shifted)
             return
-        verdict = self._delivery.deliver(entry)
+        verdict = self._delivery.deliver(entry, meanwhile=partial(self._ahead.look, trainer))
         if not entry.offer.finite:
             trainer.reset_inner()
         self._streak.count(entry, verdict)

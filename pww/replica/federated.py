@@ -82,6 +82,7 @@ class FederatedExchange:
         self._verdicts: dict[str, Verdict] = {}
         self._staged: frozenset[str] = frozenset()  # deltas that the central holds, by then
         self._inline_bytes = 0  # of payloads beside answers that it took
+        self._repeats = 0  # of what neither the fleet nor the carrier repeats by itself
 
     @property
     def counts(self) -> dict[str, int]:
@@ -89,7 +90,7 @@ class FederatedExchange:
         came = self._thetas.came
         carried = 0 if self._carrier is None else self._carrier.transfers().retries
         return {
-            "retries": self._fleet.num_retries + carried, "theta_whole": came.whole,
+            "retries": self._fleet.num_retries + carried + self._repeats, "theta_whole": came.whole,
             "theta_updates": came.updates, "theta_repairs": came.repairs,
         }  # fmt: skip
 
@@ -148,6 +149,7 @@ class FederatedExchange:
                 continue
             told = offer.model_copy(update={"carried": carried or here})
             if not self._reply(self._held, told, None if here else arrays):
+                self._repeats += 1
                 log.info(
                     "the central does not take this answer any more; the delta is offered again"
                 )
@@ -187,14 +189,20 @@ class FederatedExchange:
         try:
             return self._fleet.receive()
         except NotAdmitted:
+            self._repeats += 1
             log.info("the aggregator does not know this node; registering again")
             self._reregister()
             self._clock.wait(self._stop, READMIT_S)
         except PayloadError as fault:
             log.error("an instruction of the central cannot be used: %s", fault)
-            self._fleet.ask_again()
-            self._clock.wait(self._stop, READMIT_S)
+            self._another()
         return None
+
+    def _another(self) -> None:
+        """Has what could not be used sent once more, after a moment."""
+        self._repeats += 1
+        self._fleet.ask_again()
+        self._clock.wait(self._stop, READMIT_S)
 
     def _take(self, instruction: Instruction) -> None:
         """Puts an invitation in hand, or answers it at once if it asks for theta(0)."""
@@ -219,8 +227,7 @@ class FederatedExchange:
             raise
         except (PayloadError, CentralError) as fault:  # a theta of a round that is over, say
             log.error("an invitation of the central cannot be used: %s", fault)
-            self._fleet.ask_again()
-            self._clock.wait(self._stop, READMIT_S)
+            self._another()
             return
         self._answer_seed(instruction)
 
@@ -274,6 +281,7 @@ class FederatedExchange:
         except CentralError as fault:
             log.error("a payload cannot be brought to the central: %s", fault)
             self._pause()
+            self._repeats += 1
             return False
         except OSError as fault:
             raise PayloadError(f"{path} cannot be read: {fault.strerror}") from fault

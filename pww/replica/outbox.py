@@ -13,29 +13,26 @@ or leaves the one before.
 
 import logging
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial as partially
 from pathlib import Path
 from uuid import uuid4
 
-import torch
-
 from pww.codec import Codec
-from pww.errors import CheckpointError, NotFiniteError, PayloadError, PwwError
+from pww.errors import CheckpointError, PwwError
 from pww.folder import sync_folder, sync_tree
 from pww.log import JsonLines
 from pww.replica import entry as entries
-from pww.replica.differences import Differences, require_told
-from pww.replica.entry import DELTA, NOTHING, RESIDUAL, Entry
+from pww.replica.differences import Differences
+from pww.replica.encoding import Encoded, encode
+from pww.replica.entry import NOTHING, RESIDUAL, Entry
 from pww.replica.measured import phase_metrics
-from pww.replica.residual import Feedback
 from pww.replica.saving import Saving
 from pww.trainer.api import EvalResult, InnerCopy, PhaseResult, Trainer
 from pww.trainer.ranks import Ranks
 from pww.transport.exchange import Theta
-from pww.transport.payload import write_payload
-from pww.wire import Gauges, Lease, Leased, Offer, PayloadInfo, Verdict
+from pww.wire import Gauges, Lease, Leased, Offer, Verdict
 
 __all__ = ["NOTHING", "Entry", "Outbox"]
 log = logging.getLogger(__name__)
@@ -126,34 +123,26 @@ class Outbox:
         on: nothing may be sent before `wait` or `saved` has returned.
 
         Raises:
-            CheckpointError: it could not be written (disk full, say); the one before it is intact.
+            CheckpointError: it could not be written (disk full, say), or the device had no room to
+                encode it; the one before it is intact.
             PayloadError: theta on the disk is damaged, or not the trainer's; likewise.
+            torch.OutOfMemoryError: this rank had no room for a gather, in which the others wait.
         """
         number = 0 if self.last is None else int(self.last.folder.name.removeprefix("phase-")) + 1
         final = self._folder / f"phase-{number:06d}"
         part = final.with_name(final.name + ".part")
         fault: PwwError | None = None
-        payload, norm, drift, left, finite = NOTHING, 0.0, 0.0, 0.0, True
+        encoded = Encoded()
         differences = Differences(trainer, theta.path if self._ranks.rank == 0 else None)
         if self._ranks.rank == 0:
             try:
-                part.mkdir()
-                require_told("loss", result.loss)
-                seed = f"{lease.replica} {theta.round} {number}"
-                payload, left = self._encode(part, differences, trainer.shapes(), seed=seed)
-                require_told("norm", differences.norm)
-                require_told("drift", differences.drift)
-                require_told("residual", left)
-                norm, drift = differences.norm, differences.drift
-            except NotFiniteError as why:
-                log.error("delta of %s is not finite and will not be sent: %s", final.name, why)
-                payload, left, finite = NOTHING, 0.0, False
-                (part / DELTA).unlink(missing_ok=True)
-                (part / RESIDUAL).unlink(missing_ok=True)
-            except PayloadError as why:
+                encoded = encode(
+                    part, final, differences, trainer.shapes(), self._codec, loss=result.loss,
+                    seed=f"{lease.replica} {theta.round} {number}", feedback=self._feedback,
+                    before=None if self.residual is None else self.residual.residual,
+                )  # fmt: skip
+            except PwwError as why:
                 fault = why
-            except OSError as why:
-                fault = entries.cannot_write(final, why)
         differences.drain()  # all ranks gather every tensor, whatever happened on rank 0
         if fault is not None:
             self._discard(part)
@@ -170,8 +159,9 @@ class Outbox:
 
         def finish() -> Entry:
             metrics = phase_metrics(
-                result, held_out, gauges, drift=drift, norm=norm, residual_norm=left
-            )
+                result, held_out, gauges, drift=encoded.drift, norm=encoded.norm,
+                residual_norm=encoded.residual_norm,
+            )  # fmt: skip
             offer = Offer(
                 run=run,
                 replica=lease.replica,
@@ -183,8 +173,8 @@ class Outbox:
                 spans=(Leased(lease=lease.id, span=lease.span),),
                 tokens=result.tokens,
                 partial=partial,
-                finite=finite,
-                payload=payload,
+                finite=encoded.finite,
+                payload=encoded.payload,
                 metrics=metrics,
             )
             total = result.tokens + (0 if self.last is None else self.last.tokens_total)
@@ -272,27 +262,6 @@ class Outbox:
             self._discard(part)
             raise entries.cannot_write(entry.folder, why) from why
         self._collect()
-
-    def _encode(
-        self,
-        part: Path,
-        differences: Iterable[tuple[str, torch.Tensor]],
-        shapes: Mapping[str, Sequence[int]],
-        *,
-        seed: str,
-    ) -> tuple[PayloadInfo, float]:
-        """Writes payload and next residual; what the payload is, and the residual's norm.
-
-        `_publish` makes them durable.
-        """
-        before = None if self.residual is None else self.residual.residual
-        after = part / RESIDUAL if self._feedback else None
-        with Feedback(shapes, before=before, after=after) as feedback:
-            payload = write_payload(
-                part / DELTA, feedback.carried(differences), shapes, self._codec, seed=seed,
-                lost=feedback.keep if self._feedback else None, synced=False,
-            )  # fmt: skip
-        return payload, feedback.norm
 
     def _phases(self) -> list[Path]:
         """The folders of complete phases, oldest first."""

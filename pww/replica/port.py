@@ -88,6 +88,11 @@ def say_goodbye(port: CoordinatorPort, message: Leave, *, within_s: float) -> No
         log.warning("the central does not answer the goodbye; leases return when they expire")
 
 
+def tell_waiting(seconds: float) -> None:
+    """Says why no phase begins."""
+    log.info("no block is free: the rest is at other replicas; waiting for %.0f s", seconds)
+
+
 def tell_set_aside(end: Exhausted) -> None:
     """Names the blocks that are missing at the end of a run, if there are any."""
     if end.num_quarantined:

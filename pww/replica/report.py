@@ -193,11 +193,8 @@ class Report:
                 "delta of round %d was rejected: %s", entry.offer.base_round, verdict.reason
             )
         self._flush(None)
-        before, self._counted = self._counted, self._counts()
-        added = {name: count - before.get(name, 0) for name, count in self._counted.items()}
         self._row = _outer(entry, verdict, sent_bytes) | {
             "exchange_seconds": self.meters.exchange_s, "checkpoint_seconds": self._saved_s,
-            "retries": 0, **added,
         }  # fmt: skip
         if not merged:
             self._flush(None)
@@ -211,7 +208,7 @@ class Report:
         """Writes the outer row of the last delta, with the merge that took it if it is known."""
         if self._metrics is None or self._row is None:
             return
-        row, self._row = self._row, None
+        row, self._row = self._row | {"retries": 0} | self._added(), None
         if theta is not None:
             row["bytes_received"] = theta.received_bytes
         merge = None if theta is None else theta.report
@@ -224,6 +221,11 @@ class Report:
                 "contributors": len(merge.merged), "pooled_loss": merge.loss,
             }  # fmt: skip
         self._metrics.row("outer", **row)
+
+    def _added(self) -> dict[str, int]:
+        """What was counted since the last row: no repeat is in two rows, or in none."""
+        before, self._counted = self._counted, self._counts()
+        return {name: count - before.get(name, 0) for name, count in self._counted.items()}
 
     def finish(self, theta: Theta, trainer: Trainer) -> None:
         """The corpus is exhausted: the last held-out loss, at the final theta. Collective."""

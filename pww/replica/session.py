@@ -71,13 +71,11 @@ class Session:
             theta_hash=claims.theta_hash, leases=claims.leases, deltas=claims.deltas,
             residual=claims.residual, versions=dict(versions),
         )  # fmt: skip
-        self._lock = threading.Lock()
+        self._lock, self._over = threading.Lock(), threading.Event()
         self._registered: Registered | None = None
         self._held, self._turns = Holdings(), Turns()
         self._refused: Refused | None = None
-        self._round = claims.last_round
-        self._pace = Pace(floor_s=darl.ttl_floor_s)
-        self._over = threading.Event()
+        self._round, self._pace = claims.last_round, Pace(floor_s=darl.ttl_floor_s)
         self._thread: Thread | None = None
 
     @property
@@ -169,10 +167,7 @@ class Session:
                     now_s = self._clock.monotonic()
                     if said_s == began_s or now_s - said_s >= SAY_EVERY_S:
                         said_s = now_s
-                        log.info(
-                            "no block is free: the rest is at other replicas; waiting for %.0f s",
-                            now_s - began_s,
-                        )
+                        other_side.tell_waiting(now_s - began_s)
                     self._wait(wait_s)
 
     def check(self) -> None:
@@ -197,6 +192,11 @@ class Session:
     def began(self) -> None:
         """The phase begins its steps now; theta may have been waited for."""
         self._turns.began_s = self._clock.monotonic()
+
+    def ahead(self) -> Lease | None:
+        """The next phase's lease, where it is held already; it may still shrink or go."""
+        with self._lock:
+            return self._held.get(self._turns.ahead)
 
     def settle(self, lease: int) -> None:
         """The lease's delta has its verdict: it is not renewed any more."""

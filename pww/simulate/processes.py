@@ -189,6 +189,9 @@ class Sleeper:
             seconds=max(self._clock.monotonic() - began_s, 1e-6), stopped=done < len(batches),
         )  # fmt: skip
 
+    def expect(self, windows: Sequence[int]) -> None:
+        """Nothing is read."""
+
     def evaluate(self) -> EvalResult:
         """Nothing is learned."""
         return EvalResult(loss=1.0, tokens=1)

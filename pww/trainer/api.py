@@ -113,6 +113,12 @@ class Trainer(Protocol):
         at the end; the LR schedule follows the line between them.
         """
 
+    def expect(self, windows: Sequence[int]) -> None:
+        """`windows` are likely to be run next: what this rank will read of them may be fetched now.
+
+        Changes nothing else, returns soon and never raises. Not collective.
+        """
+
     def evaluate(self) -> EvalResult:
         """Loss over the fixed held-out windows; changes no state."""
 

@@ -16,3 +16,9 @@ def peak(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def no_room(fault: torch.OutOfMemoryError) -> str:
+    """What a device says when it is full, in one sentence; the allocator's advice is left out."""
+    told = str(fault).partition("\n")[0].split(". ")
+    return "the device is out of memory (" + ". ".join(told[:2]).rstrip(". ") + ")"

@@ -103,6 +103,10 @@ def together(of: str = "replica") -> Iterator[None]:
         ) from fault
 
 
+def nothing() -> None:
+    """What there mostly is to do meanwhile."""
+
+
 class Ranks:
     """Rank and world size, the agreed stop, `share`. Build it after the process group exists.
 
@@ -146,8 +150,11 @@ class Ranks:
             self.asked.set()
         return agreed  # not the flag: a signal may have set it here, after the ranks agreed
 
-    def share(self, work: Callable[[], T]) -> T:
+    def share(self, work: Callable[[], T], *, meanwhile: Callable[[], None] = nothing) -> T:
         """Runs `work` on rank 0 and returns its (small) result, or raises its error, on every rank.
+
+        `meanwhile` is called on every rank once `work` has begun, and every `TICK_S` until it is
+        over; it may be collective, and raises nothing.
 
         A fault that is not a `PwwError` is a bug: rank 0 raises it as it is, the others name it.
 
@@ -166,6 +173,7 @@ class Ranks:
 
             threading.Thread(target=target, daemon=True, name="share").start()
         while True:
+            meanwhile()
             outcome = self._poll(results) if self.rank == 0 else None
             outcome = self._broadcast(outcome)
             if outcome is not None:

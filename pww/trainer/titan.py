@@ -156,6 +156,10 @@ class TitanTrainer:
         per_rank = self._ranks.gather(list(self._engine.dataloader.drawn))
         return tuple(sorted(i for ids in per_rank for i in ids))
 
+    def expect(self, windows: Sequence[int]) -> None:
+        """Has this rank's part of `windows` read ahead."""
+        self._engine.dataloader.expect(self._corpus, windows)
+
     def evaluate(self) -> EvalResult:
         """Loss over at most `evaluation.max_windows` windows of each corpus; changes no state."""
         from pww.trainer.evaluation import evaluate

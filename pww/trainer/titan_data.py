@@ -45,6 +45,9 @@ class Corpus(Protocol):
     def windows(self, ids: Sequence[int]) -> "np.ndarray[Any, Any]":
         """[n, seq_len + 1] integers: the windows to train on with these ids."""
 
+    def expect(self, ids: Sequence[int]) -> None:
+        """These windows will be read soon; a hint, which never raises."""
+
     def held_out(self, ids: Sequence[int]) -> "np.ndarray[Any, Any]":
         """[n, seq_len + 1] integers: the windows for evaluation with these ids."""
 
@@ -112,10 +115,17 @@ class WindowLoader(BaseDataLoader):  # type: ignore[misc]
         self._corpus, self._ids = corpus, ids
         self.drawn = []
 
+    def expect(self, corpus: Corpus, ids: Sequence[int]) -> None:
+        """The windows that are likely to be assigned next: this rank's are read ahead."""
+        corpus.expect([window for mine in self._slices(ids) for window in mine])
+
+    def _slices(self, ids: Sequence[int]) -> Iterator[Sequence[int]]:
+        batch = self._share * self._world
+        return my_slices(ids, batch=batch, rank=self._rank, world=self._world)
+
     def __iter__(self) -> Iterator[Batch]:
         assert self._corpus is not None, "assign() comes first"
-        batch = self._share * self._world
-        for ids in my_slices(self._ids, batch=batch, rank=self._rank, world=self._world):
+        for ids in self._slices(self._ids):
             rows = self._corpus.windows(ids) if len(ids) else None
             self.drawn.extend(ids)
             yield padded(rows, batch=self._share, seq_len=self._seq_len)

@@ -190,6 +190,9 @@ class VisionTrainer:
             memory_bytes=self._ranks.most(memory.peak(self._device)),
         )
 
+    def expect(self, windows: Sequence[int]) -> None:
+        """All images are in memory."""
+
     def _share(self, num: int) -> slice:
         """This rank's part of a batch; a short one is spread as evenly as it goes."""
         share, left = divmod(num, self._ranks.world)

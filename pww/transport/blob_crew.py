@@ -147,6 +147,7 @@ def _wait(link: BlobLink, asked: Asked, num: int, ask: Callable[[], BlobState]) 
         left = sum(stop - start for start, stop in state.missing)
         if left == 0:
             return
+        log.info("%d pieces of the other ranks' shares are still to come", left)
         if least < 0 or left < least:
             least, since_s = left, now_s
         elif now_s - since_s >= STILL_S:

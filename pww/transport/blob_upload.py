@@ -113,11 +113,14 @@ class _Upload:
 
     def _commit(self) -> None:
         """Has the store check the whole, which may take it a while."""
-        what = "the end of an upload"
+        what, told = "the end of an upload", False
         while True:
             try:
                 self._retry.run(lambda: self._peer.ask("POST", f"{self._url}/commit"), what=what)
             except Busy as busy:
+                if not told:
+                    log.info("the central checks the whole of %s…", self._info.digest[:12])
+                    told = True
                 if self._link.clock.wait(self._link.stop, max(busy.after_s, 0.1)):
                     raise Stopped(f"stopped at {what}; it goes on where it was") from None
             else:

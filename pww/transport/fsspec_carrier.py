@@ -52,10 +52,10 @@ class FsspecCarrier:
             StateError: the package for this kind of URL is not installed.
             CentralError: fsspec knows no such URL.
         """
-        self._place = Place(url, options or {})
-        self._fs, self._shown = self._place.fs, self._place.shown
         self._tuning, self._clock = tuning or Tuning(), clock
         self._stop, self._random, self._meter = stop, random, Meter()
+        self._place = Place(url, options or {}, repeated=self._repeated)
+        self._fs, self._shown = self._place.fs, self._place.shown
 
     def put(self, path: Path, info: PayloadInfo) -> None:
         """Uploads `path`; see `Carrier.put`."""
@@ -122,7 +122,7 @@ class FsspecCarrier:
                 self._get(info, path, progress)
             except WrongDigest as why:
                 log.warning("%s: all of it is downloaded anew", why)
-                self._meter.add(Transfers(retries=1))
+                self._repeated()
                 try:
                     self._get(info, path, progress)
                 except WrongDigest as again:
@@ -204,6 +204,9 @@ class FsspecCarrier:
 
     def close(self) -> None:
         """Nothing stays open between two calls."""
+
+    def _repeated(self) -> None:
+        self._meter.add(Transfers(retries=1))
 
     def _ask(self, call: Callable[[], T], *, what: str) -> T:
         retry = self._retry(self._stop)

@@ -14,8 +14,13 @@ _OURS = re.compile(r"[0-9a-f]{64}(\.[0-9a-f]{8}\.part)?\Z")
 class Place:
     """Where objects lie, each under its digest. `shown` is how a person may see it."""
 
-    def __init__(self, url: str, options: Mapping[str, Any]) -> None:
+    def __init__(
+        self, url: str, options: Mapping[str, Any], *, repeated: Callable[[], None]
+    ) -> None:
         """`options` are the file system's own (an endpoint, credentials); none is ever logged.
+
+        `repeated` is called when S3's client by itself sends a request once more; not for the one
+        time that its HTTP library opens a broken connection anew.
 
         Raises:
             StateError: the package for this kind of URL is not installed.
@@ -25,7 +30,9 @@ class Place:
 
         self.shown, self._url = without_credentials(url), url
         try:
-            self.fs, self.root = fsspec.core.url_to_fs(url, **_with_defaults(url, options))
+            self.fs, self.root = fsspec.core.url_to_fs(
+                url, **_with_defaults(url, options, repeated=repeated)
+            )
         except ImportError as why:
             raise StateError(
                 f"{self.shown} needs a package that is not installed ({why}): for s3:// it is "
@@ -38,6 +45,8 @@ class Place:
             ) from None
         protocols = self.fs.protocol
         self.protocols = (protocols,) if isinstance(protocols, str) else tuple(protocols)
+        if "s3" in self.protocols:
+            self.fs.retries = 1  # of s3fs: what botocore gave up is tried again by who counts it
 
     def name(self, digest: str) -> str:
         """An object's name in the file system."""
@@ -93,18 +102,29 @@ def place_of(url: str, run: str) -> str:
     return f"{url.rstrip('/')}/{run}"
 
 
-def _with_defaults(url: str, options: Mapping[str, Any]) -> dict[str, Any]:
+def _with_defaults(
+    url: str, options: Mapping[str, Any], *, repeated: Callable[[], None]
+) -> dict[str, Any]:
     """Options of a file system, and those that hold unless others are given.
 
     S3's own checksum of a whole object comes with a range of it from stores that are not Amazon's,
     and botocore then calls the range damaged; over https it sends one behind an upload of no told
-    length, which such stores do not take. The digest is checked here anyway.
+    length, which such stores do not take. The digest is checked here anyway. A session of our own
+    hears of each request that botocore sends once more.
     """
     if url.partition("://")[0] not in ("s3", "s3a"):
         return dict(options)
     names = ("request_checksum_calculation", "response_checksum_validation")
     config = {**dict.fromkeys(names, "when_required"), **options.get("config_kwargs", {})}
-    return {**options, "config_kwargs": config}
+    from aiobotocore.session import AioSession
+
+    def created(request: Any, **_: object) -> None:
+        if request.context.get("retries", {}).get("attempt", 1) > 1:
+            repeated()
+
+    session = AioSession()
+    session.register("request-created.s3", created)
+    return {"session": session, **options, "config_kwargs": config}
 
 
 def without_credentials(url: str) -> str:

@@ -4,9 +4,11 @@ One suite for the blob store (its real port), a shared folder, fsspec's memory a
 """
 
 import logging
+import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -292,6 +294,57 @@ def test_unreachable_is_retried_and_says_no_secret(
     told = [r.getMessage() for r in caplog.records if r.name.startswith("pww")]
     assert told
     assert not any(str(words["secret"]) in line for line in told)
+
+
+@contextmanager
+def cut(url: str, *, times: int) -> Iterator[tuple[str, list[int]]]:
+    """A way to an S3 server that ends the first `times` connections once something was asked."""
+    host, port = url.removeprefix("http://").split(":")
+    lost: list[int] = []
+    over = threading.Event()
+
+    def pump(source: socket.socket, target: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(65536):
+                target.sendall(data)
+            target.shutdown(socket.SHUT_WR)
+
+    def relay(here: socket.socket) -> None:
+        with here, socket.create_connection((host, int(port))) as there:
+            back = threading.Thread(target=pump, args=(there, here))
+            back.start()
+            pump(here, there)
+            back.join()
+
+    def serve(listener: socket.socket) -> None:
+        while not over.is_set():
+            try:
+                here, _ = listener.accept()
+            except OSError:
+                return
+            if len(lost) < times:
+                lost.append(len(here.recv(200)))
+                here.close()
+                continue
+            threading.Thread(target=relay, args=(here,), daemon=True).start()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=serve, args=(listener,), daemon=True).start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}", lost
+        over.set()
+        listener.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.mark.parametrize("times", [0, 2])
+def test_what_botocore_repeats_by_itself_is_counted(tmp_path: Path, s3: str, times: int) -> None:
+    path, info = made(tmp_path, 17)
+    with cut(s3, times=times) as (url, lost):
+        there = client(f"s3://bucket/{tmp_path.name}-{times}", **options(url))
+        there.put(path, info)
+        # aiohttp opens a connection that broke once more before botocore hears of it
+        assert (len(lost), there.transfers().retries) == (times, times // 2)
+        assert there.transfers().bytes_up == info.size_bytes
+        assert there._fs.retries == 1, "s3fs repeats nothing in silence"
 
 
 def test_short_range(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from pww.transport.fingerprint import PIECE
 
 CONF = Path(__file__).parents[2] / "conf" / "codec"
 DITHER = ("dither-4", "dither-8")
+AVERAGING = ("diloco.outer.optimizer=sgd", "diloco.outer.lr=1", "diloco.outer.momentum=0")
 NAMES = (
     "fp32", "bf16", "fp16", "int8", "int4", "int2", "sign", "topk-64-b2", "topk-256-b4",
     "topk-41-b8", "topk-4096-b16", "randomk-64", "randomk-100-raw", "dct2-64", *DITHER,
@@ -258,7 +259,7 @@ def test_an_unknown_codec_is_refused_by_name(name):
 def test_every_configuration_is_a_codec_and_every_codec_has_one():
     names = set()
     for path in sorted(CONF.glob("*.yaml")):
-        section = compose([f"codec={path.stem}"]).codec
+        section = compose([f"codec={path.stem}", *AVERAGING]).codec
         assert section.kind == path.stem
         assert codec_named(section.name).name == section.name
         assert section.feedback == (section.kind not in ("fp32", "randomk", "dither"))
@@ -269,10 +270,10 @@ def test_every_configuration_is_a_codec_and_every_codec_has_one():
 @pytest.mark.parametrize(
     ("words", "name"),
     [
-        (["codec=topk"], "topk-64-b2"),
-        (["codec=topk", "codec.keep=256", "codec.value_bits=16"], "topk-256-b16"),
+        (["codec=topk", *AVERAGING], "topk-64-b2"),
+        (["codec=topk", "codec.keep=256", "codec.value_bits=16", *AVERAGING], "topk-256-b16"),
         (["codec=randomk", "codec.keep=1"], "randomk-1"),
-        (["codec=randomk", "codec.feedback=true"], "randomk-64-raw"),
+        (["codec=randomk", "codec.feedback=true", *AVERAGING], "randomk-64-raw"),
         (["codec=dct", "codec.keep=4096"], "dct2-4096"),
     ],
 )

@@ -1,5 +1,6 @@
 """Every request that a site's Flower node repeats is counted, also where flwr repeats it."""
 
+import logging
 import sys
 import threading
 from collections import Counter
@@ -18,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "programs"))
 from pww.clock import SystemClock
 from pww.config.schema import Transport
 from pww.federation.fleet import FleetSite
+from pww.federation.parts import Parts
 from pww.federation.signing import Signer
 from pww.federation.superlink import EmbeddedSuperLink
 from pww.transport.serve import AsgiServer
@@ -121,10 +123,26 @@ def test_an_object_that_is_asked_for_again_counts(place: Place) -> None:
             raise ObjectUnavailableError(name)
         return name.encode()
 
-    counted = place.site._counted(pull)
+    parts = Parts("receiving", total=2, clock=SystemClock())
+    counted = place.site._counted(pull, parts)
     for name, tries in (("a", 3), ("b", 1)):
         for _ in range(tries - 1):
             with pytest.raises(ObjectUnavailableError):
                 counted(name)
         assert counted(name) == name.encode()
     assert place.site.num_retries == 2
+
+
+@pytest.mark.parametrize("place", [()], indirect=True)
+def test_both_ways_tell_how_far_they_are(
+    place: Place, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if each part took long: to speak is due at once, and always."""
+    monkeypatch.setattr("pww.federation.parts.SPEAK_AFTER_S", 0.0)
+    monkeypatch.setattr("pww.federation.parts.SPEAK_EVERY_S", 0.0)
+    with caplog.at_level(logging.INFO, "pww.federation.parts"):
+        round_trip(place)
+    said = [record.getMessage() for record in caplog.records]
+    for what in ("receiving an instruction", "sending an answer"):
+        told = [line.split(",")[0] for line in said if line.startswith(what)]
+        assert told == [f"{what}: part {n} of 3" for n in (1, 2, 3)]

@@ -82,6 +82,8 @@ def test_two_ranks_train_like_one(
         assert two[1][name]["drawn"] == []
         for key in ("steps", "tokens", "loss", "stopped", "step"):
             assert two[1][name][key] == got[key]
+    assert sorted(one["expected"]) == one["first"]["drawn"]
+    assert sorted([*two[0]["expected"], *two[1]["expected"]]) == one["first"]["drawn"]
     assert one["first"]["drawn"] == sorted(one["first"]["drawn"])
     assert len(one["first"]["drawn"]) == 11
     assert (two[0]["second"]["tokens"], len(two[0]["second"]["drawn"])) == (5 * 16, 5)
@@ -154,6 +156,8 @@ def test_what_rank_0_learns_reaches_both(tried: list[dict[str, Any]]) -> None:
     zero, other = tried
     for rank in (zero, other):
         assert rank["value"] == {"from": 0}
+        assert rank["waited"] is True
+        assert rank["heard"][0] == "rank 0 works"
         assert rank["refused"] == ["Refused", "the run is over", "closed"]
         kind, text, _ = rank["unsendable"]
         assert kind == "TrainerError"

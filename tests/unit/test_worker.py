@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
+import torch
 import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "programs"))
 
 from closed_form_site import ClosedForm
+from full_device import WORDS
 
 from pww import worker
 from pww.central.audit import audit
@@ -282,6 +284,38 @@ def test_an_engines_fault_is_its_sentence(make_run, capsys) -> None:
     assert "no such device: set site.device" in text
     assert "go on with" not in text, "it would fail again"
     assert "Traceback" not in text
+
+
+class Full(Counted):
+    """The device has no room in the second phase."""
+
+    def run(self, windows, **told):
+        if self.step >= 4:
+            raise torch.OutOfMemoryError(WORDS)
+        return super().run(windows, **told)
+
+
+def test_a_full_device_is_a_sentence_and_the_run_can_go_on(make_run, capsys) -> None:
+    run = make_run()
+    assert worker.main([str(run)], engine=Full) == 1
+    text = capsys.readouterr().err
+    assert (
+        "rank 0: the device is out of memory (CUDA out of memory. Tried to allocate 2.00 GiB), and "
+        "the run cannot go on" in text
+    )
+    assert f"go on with: python -m pww.train resume={paths.shown(run)}" in text
+    assert "Traceback" not in text
+    leave_group()
+    assert worker.main([str(run)], engine=Counted) == 0
+    assert audit(run).exactly_once == 20
+
+
+def test_a_fault_of_ours_keeps_its_traceback(make_run) -> None:
+    def engine(config, corpus, ranks):
+        raise RuntimeError("a bug")
+
+    with pytest.raises(RuntimeError, match="a bug"):
+        worker.main([str(make_run())], engine=engine)
 
 
 def test_an_unreadable_checkpoint_says_what_to_do(make_run, capsys) -> None:

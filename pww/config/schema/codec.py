@@ -59,7 +59,7 @@ class TopKCodec(Section):
     keep: Keep
     value_bits: Literal[2, 4, 8, 16]
     feedback: bool
-    force: bool  # few bits without feedback all the same
+    force: bool  # few bits without feedback, or feedback under a long outer step, all the same
 
     @property
     def name(self) -> str:
@@ -73,6 +73,7 @@ class RandomKCodec(Section):
     kind: Literal["randomk"]
     keep: Keep
     feedback: bool  # then they are not scaled up: feedback wants what is shorter than the delta
+    force: bool  # feedback under a long outer step all the same
 
     @property
     def name(self) -> str:
@@ -86,7 +87,7 @@ class DctCodec(Section):
     kind: Literal["dct"]
     keep: Keep
     feedback: bool
-    force: bool  # few bits without feedback all the same
+    force: bool  # few bits without feedback, or feedback under a long outer step, all the same
 
     @property
     def name(self) -> str:

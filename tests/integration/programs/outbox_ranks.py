@@ -1,20 +1,28 @@
-"""outbox_ranks.py FOLDER LAST, alone or under torchrun: one phase through an outbox with bf16.
+"""outbox_ranks.py FOLDER LAST [full], alone or under torchrun: a phase through an outbox with bf16.
 
 A process life of a replica on so many ranks: it opens the outbox, puts a delta of a matrix that is
 sharded over them, and learns that it was merged. LAST is the replica's last merged delta, "none" on
-the first life. Rank 0 writes FOLDER/row.json.
+the first life. Rank 0 writes FOLDER/row.json. With `full` rank 0's device has no room to encode it,
+and each rank writes what it was told, FOLDER/told-RANK.
 """
 
 import json
 import os
 import sys
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "programs"))
+
+from full_device import FullDevice
 from tiny import tiny_config
 
 from pww.codec import codec_named
+from pww.errors import CheckpointError
 from pww.replica.outbox import Outbox
 from pww.trainer.api import PhaseResult
 from pww.trainer.ranks import Ranks, init_ranks
@@ -52,7 +60,7 @@ class Sharded:
             folder.mkdir()
 
 
-def main(folder: Path, last: str) -> None:
+def main(folder: Path, last: str, *, full: bool) -> None:
     init_ranks(tiny_config({"parallel.ranks": int(os.environ.get("WORLD_SIZE", "1"))}))
     ranks = Ranks()
     outbox = Outbox(folder, ranks=ranks, codec=codec_named("bf16"), keep=2, feedback=True)
@@ -62,9 +70,19 @@ def main(folder: Path, last: str) -> None:
         write_theta(theta.path, [("w", torch.zeros(4, 6))], SHAPES)
     result = PhaseResult(1, 8, 1.0, 1.0, (1,), stopped=False)
     lease = Lease(id=1, replica="s/a", span=Span(0, 1), watermark=1, ttl_s=9.0)
-    entry = outbox.put(
-        Sharded(ranks), theta, result, lease, run="a" * 32, partial=False, held_out=None
+    put = partial(
+        outbox.put, Sharded(ranks), theta, result, lease, run="a" * 32, partial=False, held_out=None
     )
+    if full:
+        room = ranks.world  # that of the gather
+        with FullDevice("empty_like", room=room) if ranks.rank == 0 else nullcontext():
+            try:
+                put()
+            except CheckpointError as fault:
+                (folder / f"told-{ranks.rank}").write_text(str(fault))
+        ranks.close()
+        return
+    entry = put()
     if ranks.rank == 0:
         with PayloadReader(entry.payload, entry.offer.payload) as payload:
             sent = payload.tensor("w").tolist()
@@ -83,7 +101,7 @@ def main(folder: Path, last: str) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])
+    main(Path(sys.argv[1]), sys.argv[2], full="full" in sys.argv[3:])
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)

@@ -35,6 +35,9 @@ class TinyCorpus:
         start = np.asarray(ids, dtype=np.int64)[:, None] * 7
         return (start + np.arange(self.manifest.window_tokens)) % self.manifest.vocab_size
 
+    def expect(self, ids: Sequence[int]) -> None:
+        self.expected = list(ids)
+
     def held_out(self, ids: Sequence[int]) -> "np.ndarray[Any, Any]":
         return (self.windows(ids) + 3) % self.manifest.vocab_size
 

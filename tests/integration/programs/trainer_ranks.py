@@ -85,6 +85,8 @@ class HeldOutIsGone(TinyCorpus):
 def train(trainer: TitanTrainer, folder: Path, ranks: Ranks) -> dict[str, Any]:
     """Two phases with everything around them."""
     out: dict[str, Any] = {"layout": {n: list(s) for n, s in trainer.shapes().items()}}
+    trainer.expect(IDS)
+    out["expected"] = trainer._corpus.expected
     save(trainer, folder / "theta0.safetensors", ranks)
     out["before"] = evaluated(trainer)
     out["first"] = phase(trainer, IDS)
@@ -147,8 +149,13 @@ def faults(trainer: TitanTrainer, folder: Path, ranks: Ranks) -> dict[str, Any]:
 
 
 def share(ranks: Ranks) -> dict[str, Any]:
-    """Ranks alone: values, faults, stops."""
+    """Ranks alone: values, faults, stops; what all do while rank 0 works."""
     lock = threading.Lock()
+    told, heard = threading.Event(), []
+
+    def meanwhile() -> None:
+        heard.append(ranks.local(lambda: "rank 0 works"))
+        told.set()
 
     def refuse() -> None:
         raise Refused("the run is over", code="closed")
@@ -162,6 +169,8 @@ def share(ranks: Ranks) -> dict[str, Any]:
 
     out: dict[str, Any] = {
         "value": ranks.share(lambda: {"from": ranks.rank}),
+        "waited": ranks.share(lambda: told.wait(60), meanwhile=meanwhile),
+        "heard": heard,
         "refused": raised(lambda: ranks.share(refuse)),
         "bug": raised(lambda: ranks.share(bug)),
         "unsendable": raised(lambda: ranks.share(lambda: lock)),

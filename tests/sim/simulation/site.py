@@ -24,6 +24,7 @@ from pww.replica.durable import Durable
 from pww.replica.federated import FederatedExchange
 from pww.replica.outbox import Entry, Outbox
 from pww.replica.session import Session
+from pww.trainer.ranks import nothing
 from pww.transport.exchange import Theta
 from pww.transport.payload import write_theta
 from pww.wire import Gauges, Lease, Verdict, model_digest
@@ -43,7 +44,8 @@ class Ranks:
     def agreed(self) -> bool:
         return self.asked.is_set()
 
-    def share(self, work: Callable[[], Any]) -> Any:
+    def share(self, work: Callable[[], Any], *, meanwhile: Callable[[], None] = nothing) -> Any:
+        meanwhile()
         return work()
 
     local = share

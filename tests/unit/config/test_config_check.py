@@ -65,6 +65,34 @@ HF = {"kind": "hf", "name": "gpt2", "config": "gpt2", "changes": {}, **SIZED}
 TOPK = {"kind": "topk", "keep": 64, "value_bits": 2, "feedback": True, "force": False}
 DCT = {"kind": "dct", "keep": 64, "feedback": True, "force": False}
 INT2 = {"kind": "int2", "feedback": True, "force": False}
+RANDOMK = {"kind": "randomk", "keep": 64, "feedback": False, "force": False}
+NO_FORCE = "codec.force=true: has no effect with codec.feedback=true and"
+LEAVE = "where nothing is refused; leave it out"
+
+
+def outer(optimizer: str, lr: float, momentum: float) -> dict[str, object]:
+    return {
+        "diloco.outer.optimizer": optimizer, "diloco.outer.lr": lr,
+        "diloco.outer.momentum": momentum,
+    }  # fmt: skip
+
+
+AVERAGED = outer("sgd", 1.0, 0.0)
+
+
+def late(kind: str, name: str, keep: int, *, step: str, most: str, enough: int = 2560) -> str:
+    more = f", or codec.keep={enough} or more" if enough else ""
+    return (
+        f"codec={kind}: {name} sends {keep} of 4096 values and the others late, and an outer step "
+        f"of diloco.outer.lr / (1 - diloco.outer.momentum) = {step} overshoots with those (above "
+        f"{most} it costs 10 % of loss and more, up to divergence); use "
+        "diloco.outer.optimizer=sgd diloco.outer.lr=1 diloco.outer.momentum=0"
+        f"{more}, or codec=int4, which sends every value every round; or codec.force=true to do so "
+        "all the same"
+    )
+
+
+LATE_TOPK = late("topk", "topk-64-b2", 64, step="7", most="2.12")
 
 
 CASES: list[tuple[dict[str, object], list[str]]] = [
@@ -105,7 +133,39 @@ CASES: list[tuple[dict[str, object], list[str]]] = [
     ({"codec": DCT | {"feedback": False}}, [f"codec.feedback=false: dct2-64 sends 0.44 {COARSE}"]),
     ({"codec": DCT | {"feedback": False, "force": True}}, []),
     ({"codec": DCT | {"feedback": False, "keep": 512}}, []),
-    ({"codec": {"kind": "randomk", "keep": 64, "feedback": False}}, []),
+    ({"codec": RANDOMK}, []),
+    ({"codec": TOPK}, [LATE_TOPK]),
+    ({"codec": TOPK | {"force": True}}, []),
+    ({"codec": TOPK, **AVERAGED}, []),
+    ({"codec": TOPK | {"force": True}, **AVERAGED}, [f"{NO_FORCE} topk-64-b2, {LEAVE}"]),
+    ({"codec": TOPK | {"keep": 1}, **outer("nesterov", 0.7, 0.5)}, []),
+    ({"codec": TOPK | {"keep": 256}, **outer("nesterov", 0.7, 0.7)}, []),
+    (
+        {"codec": TOPK | {"keep": 256, "value_bits": 16}, **outer("nesterov", 0.3, 0.9)},
+        [late("topk", "topk-256-b16", 256, step="3", most="2.5", enough=512)],
+    ),
+    ({"codec": TOPK | {"keep": 512}, **outer("nesterov", 0.3, 0.9)}, []),
+    (
+        {"codec": TOPK | {"keep": 511}, **outer("nesterov", 0.3, 0.9)},
+        [late("topk", "topk-511-b2", 511, step="3", most="3", enough=512)],
+    ),
+    ({"codec": TOPK | {"keep": 2560}}, []),
+    ({"codec": TOPK | {"keep": 2559}}, [late("topk", "topk-2559-b2", 2559, step="7", most="7")]),
+    (
+        {"codec": TOPK, **outer("sgd", 20.0, 0.0)},
+        [late("topk", "topk-64-b2", 64, step="20", most="2.12", enough=0)],
+    ),
+    ({"codec": DCT}, [late("dct", "dct-64", 64, step="7", most="2.12")]),
+    ({"codec": DCT, **AVERAGED}, []),
+    (
+        {"codec": RANDOMK | {"feedback": True}},
+        [late("randomk", "randomk-64-raw", 64, step="7", most="2.12")],
+    ),
+    ({"codec": RANDOMK | {"feedback": True, "force": True}}, []),
+    (
+        {"codec": RANDOMK | {"force": True}},
+        [f"{NO_FORCE.replace('true and', 'false and')} randomk-64, {LEAVE}"],
+    ),
     (
         {"codec": INT2 | {"force": True}},
         [

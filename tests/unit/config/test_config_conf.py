@@ -14,6 +14,7 @@ from pww.config.schema import Config
 from pww.errors import ConfigError
 
 FILES = sorted(p.relative_to(CONF).as_posix() for p in CONF.rglob("*.yaml"))
+AVERAGING = ("diloco.outer.optimizer=sgd", "diloco.outer.lr=1", "diloco.outer.momentum=0")
 GROUPS = ("site", "model", "parallel", "data", "codec")
 
 
@@ -56,7 +57,20 @@ def choices(group: str) -> list[str]:
 def test_every_choice_composes(group: str, choice: str) -> None:
     images = {"digits": ["model=resnet_digits"], "cifar10": ["model=resnet18"]}
     with_it = images.get(choice, []) if group == "data" else GENERIC[choice == "slurm"]
-    compose([f"{group}={choice}", *with_it])
+    late = AVERAGING if choice in ("topk", "dct") else ()
+    compose([f"{group}={choice}", *with_it, *late])
+
+
+@pytest.mark.parametrize("choice", ["topk", "dct"])
+def test_a_codec_that_is_late_tells_what_else_to_write(choice: str) -> None:
+    with pytest.raises(ConfigError, match=f"^codec={choice}: ") as fault:
+        compose([f"codec={choice}"])
+    told = str(fault.value)
+    assert " ".join(AVERAGING) in told
+    compose([f"codec={choice}", *re.findall(r"diloco\.outer\.\w+=\w+", told)])
+    compose([f"codec={choice}", *re.findall(r"codec\.keep=\d+", told)])
+    compose([*re.findall(r"codec=int4", told)])
+    compose([f"codec={choice}", *re.findall(r"codec\.force=true", told)])
 
 
 def test_the_groups_exist() -> None:

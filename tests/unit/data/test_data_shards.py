@@ -1,5 +1,9 @@
+import ctypes
 import hashlib
 import io
+import mmap
+import os
+import time
 
 import numpy as np
 import pytest
@@ -145,3 +149,55 @@ def test_a_header_that_disagrees_is_refused_with_both_values(tmp_path):
         DataError, match=r"holds uint16 \(2, 6\), its manifest says uint32 \(2, 6\)"
     ):
         opened(tmp_path, [shard], width=6, dtype="uint32")
+
+
+def in_memory(path) -> list[bool]:
+    """Which pages of a file the kernel holds."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
+        pages = -(-len(mapped) // mmap.PAGESIZE)
+        held = (ctypes.c_ubyte * pages)()
+        start = np.frombuffer(mapped, np.uint8).ctypes.data
+        found = libc.mincore(ctypes.c_void_p(start), ctypes.c_size_t(len(mapped)), held)
+        assert found == 0, os.strerror(ctypes.get_errno())
+    return [bool(one & 1) for one in held]
+
+
+def forget(path) -> None:
+    """Has the kernel drop a file's pages."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def test_expected_windows_are_read_ahead_and_no_others(tmp_path):
+    """Two shards of 64 windows of a page each; what lies between is left where it is."""
+    width = mmap.PAGESIZE // 2
+    shards = write(tmp_path, np.arange(128 * width) % 9, width=width, shard_bytes=64 * 2 * width)
+    reader = opened(tmp_path, shards, width=width)
+    paths = [tmp_path / shard.name for shard in shards]
+    for path in paths:
+        forget(path)
+    if any(any(in_memory(path)[2:]) for path in paths):
+        pytest.skip("this file system keeps what it holds in memory")
+    reader.expect([40, 20, 21, 22, 100, 101, 5_000, -1])
+    deadline_s = time.monotonic() + 10
+    wanted = {0: {20, 21, 22, 40}, 1: {36, 37}}
+    while time.monotonic() < deadline_s:
+        held = [{i for i, one in enumerate(in_memory(path)) if one} for path in paths]
+        if all(rows <= held[shard] for shard, rows in wanted.items()):
+            break
+    for shard, rows in wanted.items():
+        # rows begin behind the header: each lies in two pages
+        assert rows | {row + 1 for row in rows} <= held[shard]
+        assert not held[shard] & {5, 10, 15, 30, 50, 60}
+
+
+def test_a_hint_that_cannot_be_given_is_none(tmp_path):
+    shards = write(tmp_path, range(50), shard_bytes=3 * 5 * 2)
+    reader = opened(tmp_path, shards)
+    for shard in shards:
+        (tmp_path / shard.name).unlink()
+    reader.expect(range(10))
+    reader.expect([])
+    assert reader.read([9]).tolist() == [[45, 46, 47, 48, 49]]

@@ -252,3 +252,16 @@ def test_nobody_there(client: Connect, stop: threading.Event) -> None:
 def test_a_bad_url_is_named(client: Connect, url: str) -> None:
     with pytest.raises(CentralError, match="is no http or https URL"):
         client(url)
+
+
+def test_a_call_that_was_given_up_and_comes_again_is_a_repeat(client: Connect) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    connected = client(url, deadline_s=0.0)
+    for number in range(3):
+        with pytest.raises(Unreachable, match="1 tries"):
+            connected.acquire(ACQUIRE)
+        assert connected.num_retries == number
+    with pytest.raises(Unreachable):
+        connected.heartbeat(Heartbeat(replica="s/a", incarnation=TOKEN, leases=()))
+    assert connected.num_retries == 2, "another call"

@@ -12,7 +12,7 @@ import torch
 from flwr.app import RecordDict
 
 from pww.clock import ManualClock
-from pww.errors import PayloadError, PwwError, Refused, Stopped
+from pww.errors import CentralError, PayloadError, PwwError, Refused, Stopped
 from pww.federation.fleet_client import NotAdmitted
 from pww.federation.records import REPLY, describe, pack, pack_payload, unpack
 from pww.replica.federated import FederatedExchange
@@ -132,6 +132,7 @@ def test_without_a_verdict_the_same_delta_is_offered_again(
         assert site.exchange.push(*site.offer()) == merged()
     assert len(site.fleet.sent) == 3
     assert "the delta is offered again" in caplog.text
+    assert site.exchange.counts["retries"] == 1, "the one that was not taken"
 
 
 class Carrier:
@@ -172,6 +173,24 @@ def test_what_the_central_has_is_not_sent_again(
     assert caplog.text.count("its payload is not sent again") == 1
     size_bytes = offer.payload.size_bytes
     assert site.exchange.sent_bytes == (size_bytes if carried else 2 * size_bytes)
+
+
+class Unlucky(Carrier):
+    """Twice nothing of it gets there within the deadline."""
+
+    def put(self, path: Path, info: PayloadInfo) -> None:
+        super().put(path, info)
+        if len(self.brought) < 3:
+            raise CentralError("no usable answer within 600 s")
+
+
+def test_a_payload_that_is_brought_once_more_is_a_repeat(site: Site) -> None:
+    offer, path = site.offer()
+    carrier = site.exchange._carrier = Unlucky()  # type: ignore[assignment]
+    site.fleet.coming = [site.phase(0), site.phase(1, merged())]
+    assert site.exchange.push(offer, path) == merged()
+    assert len(carrier.brought) == 3
+    assert site.exchange.counts["retries"] == 2 + carrier.transfers().retries
 
 
 def test_what_an_earlier_process_sent_is_not_counted_again(site: Site) -> None:
@@ -308,6 +327,7 @@ def test_a_bad_invitation_is_named_and_another_one_asked_for(
     assert site.exchange.pull().round == 1
     assert text in caplog.text
     assert site.fleet.num_doubts == 1
+    assert site.exchange.counts["retries"] == 1
     assert len(list((site.folder / "theta").iterdir())) == 1
 
 
@@ -325,6 +345,7 @@ def test_a_lost_registration_is_renewed(site: Site) -> None:
     site.fleet.coming = [NotAdmitted(), NotAdmitted(), site.phase(0)]
     site.exchange.pull()
     assert site.num_registered == 2
+    assert site.exchange.counts["retries"] == 2
 
 
 def test_a_long_wait_speaks_less_and_less_often(

@@ -2,7 +2,9 @@
 
 import json
 import os
+import re
 import sys
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -14,6 +16,7 @@ from births import Nursery
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "programs"))
 
+from full_device import WORDS, FullDevice
 from lone_replica import (
     LEASES,
     PLAN,
@@ -506,3 +509,64 @@ def test_every_tensor_is_gathered_whatever_rank_0_found(open_outbox, theta, run)
     with pytest.raises(CheckpointError, match="cannot write"):
         put(outbox, trainer, theta, LEASES[1])
     assert trainer.gathered == 2 * len(SHAPES)
+
+
+class Watching(Pull):
+    """Tells at each gather whether the tensor that it gave before is still in memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held: list[bool] = []
+
+    def tensors(self):
+        last = None
+        for name, value in super().tensors():
+            self.held.append(last is not None and last() is not None)
+            last = weakref.ref(value)
+            yield name, value
+            del value
+
+
+@pytest.mark.parametrize(
+    ("codec", "call", "room"),
+    [("fp32", "empty_like", 0), ("int8", "empty", 2), ("topk-64-b2", "empty", 2)],
+)
+def test_a_device_without_room_to_encode_is_told_and_nobody_is_left_waiting(
+    open_outbox, theta, run, codec, call, room
+) -> None:
+    """The first difference, or a part of it: both are gone before the gathers that follow."""
+    outbox, trainer = open_outbox(codec=codec), Watching()
+    put(outbox, trainer, theta)
+    trainer.held.clear()
+    told = (
+        r"cannot encode .*phase-000001: the device is out of memory \(CUDA out of memory\. Tried "
+        r"to allocate 2\.00 GiB\)\. The checkpoints before it are intact, .*: make room for the "
+        rf"largest tensor of the model, .* resume={re.escape(str(run))}$"
+    )
+    with FullDevice(call, room=room), pytest.raises(CheckpointError, match=told):
+        put(outbox, trainer, theta, LEASES[1])
+    assert trainer.gathered == 2 * len(SHAPES)
+    assert trainer.held == [False] * len(SHAPES)
+    assert names(run) == ["phase-000000"]
+    entry, _ = put(outbox, trainer, theta, LEASES[1])
+    assert entry.offer.finite
+
+
+class NoRoomToGather(Pull):
+    """The second tensor finds none."""
+
+    def tensors(self):
+        for name, value in super().tensors():
+            if name == "empty":
+                raise torch.OutOfMemoryError(WORDS)
+            yield name, value
+
+
+def test_a_rank_without_room_for_a_gather_agrees_on_nothing(open_outbox, theta, run) -> None:
+    """The others are in that gather: they would never hear it."""
+    outbox = open_outbox()
+    with pytest.raises(torch.OutOfMemoryError, match=r"^CUDA out of memory"):
+        put(outbox, NoRoomToGather(), theta)
+    outbox.close()
+    assert open_outbox().last is None
+    assert names(run) == []

@@ -72,6 +72,23 @@ def test_a_row_has_what_was_added_to_each_count_since_the_one_before(lone: Lone)
     assert [row["theta_updates"] for row in outer] == [1] * len(outer)
 
 
+def test_what_was_repeated_after_the_last_verdict_is_in_its_row(lone: Lone) -> None:
+    """The last theta was hard to get, say."""
+    repeats = 0
+    pull = lone.exchange.pull
+
+    def slow(newest: int = 0):
+        nonlocal repeats
+        repeats += 1
+        return pull(newest)
+
+    lone.exchange.pull = slow
+    lone.report._counts = lambda: {"retries": repeats}
+    lone.train()
+    retries = [row["retries"] for row in rows(lone, "outer")]
+    assert sum(retries) == repeats == len(retries) + 1
+
+
 def test_train_rows_count_steps_and_tokens_over_the_run(lone: Lone) -> None:
     lone.train()
     train = rows(lone, "train")

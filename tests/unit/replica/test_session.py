@@ -315,7 +315,7 @@ def test_waits_visibly_and_can_be_stopped(world: World, caplog) -> None:
 
     world.clock.on_wait = stop_after_25_s
     with (
-        caplog.at_level(logging.INFO, logger="pww.replica.session"),
+        caplog.at_level(logging.INFO, logger="pww.replica"),
         pytest.raises(Stopped, match="stopped while waiting for a lease"),
     ):
         session.acquire(1)

@@ -1,6 +1,7 @@
 """Uploads by several ranks: exact whatever the others do; nothing travels twice without need."""
 
 import json
+import logging
 import sys
 import threading
 from collections import Counter
@@ -162,11 +163,13 @@ def test_a_rank_that_says_nothing_is_not_waited_for(
             return 1000 * super().monotonic()
 
     monkeypatch.setattr(blob_crew, "STILL_S", 200.0)
+    caplog.set_level(logging.INFO, "pww.transport.blob_crew")
     crew = Helpers(3, spoil=lambda rank, errand: errand if rank == 1 else None)
     client = carrier(desk.url, crew, clock=Fast())
     client.put(path, info)
     arrived(desk, path, info.digest)
     assert "nothing of the other ranks' shares arrived for 200 s" in caplog.text
+    assert "pieces of the other ranks' shares are still to come" in caplog.text
     assert crew.ended == 1
 
 

@@ -234,8 +234,11 @@ def test_silent_client(app: BlobApp, monkeypatch: pytest.MonkeyPatch) -> None:
     assert b"nothing more of the piece came for" in body["body"]
 
 
-def test_slow_commit_is_asked_for_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_commit_is_asked_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """No request is long: a check that takes a while is answered by 202, and its outcome kept."""
+    caplog.set_level(logging.INFO, "pww.transport.blob_upload")
     monkeypatch.setattr("pww.central.blob_http.COMMIT_S", 0.02)
     desk = Desk.open(tmp_path / "store")
     go, asked = threading.Event(), []
@@ -260,6 +263,7 @@ def test_slow_commit_is_asked_for_again(tmp_path: Path, monkeypatch: pytest.Monk
 
     clock = Waiting()
     carrier(desk.url, clock=clock).put(path, info)
+    assert caplog.text.count("the central checks the whole of") == 1
     assert len(asked) == 1
     assert clock.waits >= 3
     assert desk.store.path(info.digest) is not None
