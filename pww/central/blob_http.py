@@ -1,13 +1,14 @@
 """The blob store over HTTP: short requests, bounded memory, every name checked (`blob_wire`).
 
-A plain ASGI app, which takes pieces straight from the socket where the server lends it. Bytes are
-moved in bites of a megabyte by threads, which read or write one while the loop sends or
-receives the next. Whoever asks for more than `/health` is checked at the door before anything of
-the request is read. A client that stops in the middle is hung up on.
+A plain ASGI app, whose threads move bytes between files and sockets where the server lends these;
+elsewhere they read or write one megabyte while the loop sends or receives the next. Whoever asks
+for more than `/health` is checked at the door before anything of the request is read. A client that
+stops in the middle is hung up on.
 """
 
 import asyncio
 import logging
+import os
 import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -16,14 +17,15 @@ from typing import Any, Protocol, TypeVar
 
 from pww.central import blob_probe
 from pww.central.blob_send import Sender
-from pww.central.blob_upload import BlobFault, PieceWriter, Upload
+from pww.central.blob_upload import BlobFault, Upload
 from pww.central.blobs import BlobStore
 from pww.central.door import Identity
 from pww.central.strangers import Strangers, peer_of
 from pww.clock import Clock
 from pww.errors import PwwError, Refused
 from pww.transport.blob_wire import BEGIN_AGAIN, BUSY, CRC, FULL
-from pww.transport.raw_body import BITE, Gone, RawBody, take_body
+from pww.transport.raw_body import Gone
+from pww.transport.read_body import read_body
 from pww.wire import Refusal
 
 log = logging.getLogger(__name__)
@@ -35,6 +37,8 @@ COMMIT_S = 5.0
 """A commit that takes longer is answered by `BUSY`, so that no request is long."""
 RETRY_FULL_S, RETRY_BUSY_S = 5, 1
 THREADS = 8
+MOVERS = min(THREADS, (os.cpu_count() or 1) + 1)
+"""Threads that move bytes: what they wait for is a core more often than a disk."""
 JSON = b"application/json"
 _OBJECT = re.compile(r"/v1/blobs/([0-9a-f]{64})\Z")
 _UPLOAD = re.compile(r"/v1/blobs/([0-9a-f]{64})/([0-9]{1,18})(?:/([0-9]{1,10}|commit))?\Z")
@@ -61,13 +65,15 @@ class BlobApp:
         self._store, self._door = store, door
         self._strangers = Strangers(clock)
         self._disk = ThreadPoolExecutor(THREADS, thread_name_prefix="blob-disk")
-        self._sender = Sender(store, self._disk)
+        self._movers = ThreadPoolExecutor(MOVERS, thread_name_prefix="blob-move")
+        self._sender = Sender(store, self._movers)
         self._hasher = ThreadPoolExecutor(1, thread_name_prefix="blob-hash")
         self._commits: dict[tuple[str, int, str], asyncio.Future[Any]] = {}
 
     def close(self) -> None:
         """Ends the threads; call it when nothing serves the app any more."""
         self._disk.shutdown(cancel_futures=True)
+        self._movers.shutdown(cancel_futures=True)
         self._hasher.shutdown(cancel_futures=True)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -121,11 +127,11 @@ class BlobApp:
             authorization = headers.get(b"authorization", b"").decode("latin-1")
             replica = self._door.check(authorization, path, peer=peer).replica
         if blob_probe.is_probe(path):
-            await blob_probe.answer(scope, receive, send, silent_s=SILENT_S)
+            await blob_probe.answer(scope, receive, send, self._movers, silent_s=SILENT_S)
             return
         found = _OBJECT.match(path)
         if found and method in ("GET", "HEAD"):
-            await self._sender.answer(found[1], method, headers, send)
+            await self._sender.answer(found[1], scope, send, silent_s=SILENT_S)
             return
         found = _UPLOAD.match(path)
         if not found or method not in ("POST", "PUT"):
@@ -174,62 +180,16 @@ class BlobApp:
         if writer is None:
             return  # it is there: the reply to an earlier try was lost; the server drops the body
         try:
-            body = take_body(scope, int(length))
-            if body is None:
-                await self._write(writer, receive)
-            else:
-                await self._write_raw(writer, body)
+            await read_body(
+                scope, receive, int(length), writer.write, self._movers, silent_s=SILENT_S
+            )
             await self._aside(partial(writer.finish, int(crc, 16)))
-        except BaseException:
+        except BaseException as fault:
             writer.drop()
+            if isinstance(fault, TimeoutError):
+                raise _silent() from None
             raise
         self._hasher.submit(upload.advance)
-
-    async def _write_raw(self, writer: PieceWriter, body: RawBody) -> None:
-        """Writes a bite while the next one comes."""
-        loop = asyncio.get_running_loop()
-        writing: asyncio.Future[None] | None = None
-        try:
-            while (bite := await body.next(SILENT_S)) is not None:
-                if writing is not None:
-                    await writing
-                writing = loop.run_in_executor(self._disk, writer.write, [bite])
-        except TimeoutError:
-            raise _silent() from None
-        finally:
-            if writing is not None:
-                await asyncio.wait({writing})  # it reads from the body's memory
-                writing.exception()  # the client who left is not told; nobody else need be
-            body.end()
-        if writing is not None:
-            await writing
-
-    async def _write(self, writer: PieceWriter, receive: Any) -> None:
-        """Likewise, from a server that does not lend its connection."""
-        loop = asyncio.get_running_loop()
-        writing: asyncio.Future[None] | None = None
-        bite: list[bytes] = []  # as they came: joining them would be one more copy
-        size_bytes, more = 0, True
-        try:
-            async with asyncio.timeout(SILENT_S) as limit:
-                while more:
-                    event = await receive()
-                    limit.reschedule(loop.time() + SILENT_S)
-                    if event["type"] != "http.request":
-                        raise Gone
-                    bite.append(event.get("body", b""))
-                    size_bytes += len(bite[-1])
-                    more = event.get("more_body", False)
-                    if size_bytes >= BITE or not more:
-                        if writing is not None:
-                            await writing
-                        writing = loop.run_in_executor(self._disk, writer.write, bite)
-                        bite, size_bytes = [], 0
-        except TimeoutError:
-            raise _silent() from None
-        finally:
-            if writing is not None:
-                await writing
 
     async def _commit(self, digest: str, size_bytes: int, replica: str) -> tuple[int, bytes]:
         """One check for all who ask; its outcome is kept until somebody heard it."""

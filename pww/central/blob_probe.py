@@ -4,14 +4,15 @@ A site measures its way to the central with it before a run depends on that way.
 disk is touched, and one request is no larger than a piece of an upload.
 """
 
-import asyncio
 import re
 import secrets
+from collections.abc import Sequence
+from concurrent.futures import Executor
 from typing import Any
 
 from pww.central.blob_upload import BlobFault
 from pww.transport.blob_wire import PROBE_BYTES, PROBE_ROUTE
-from pww.transport.raw_body import Gone, take_body
+from pww.transport.read_body import Data, read_body
 
 BLOCK = secrets.token_bytes(1 << 16)
 """No proxy on the way can make it smaller."""
@@ -24,7 +25,7 @@ def is_probe(path: str) -> bool:
     return path == PROBE_ROUTE or _SIZE.match(path) is not None
 
 
-async def answer(scope: Any, receive: Any, send: Any, *, silent_s: float) -> None:
+async def answer(scope: Any, receive: Any, send: Any, disk: Executor, *, silent_s: float) -> None:
     """Answers one request whose path `is_probe`.
 
     Raises:
@@ -38,7 +39,8 @@ async def answer(scope: Any, receive: Any, send: Any, *, silent_s: float) -> Non
         if not _LENGTH.match(length):
             raise BlobFault("a probe comes with Content-Length", status=400)
         try:
-            await _take(scope, receive, _allowed(int(length)), silent_s)
+            size_bytes = _allowed(int(length))
+            await read_body(scope, receive, size_bytes, _forget, disk, silent_s=silent_s)
         except TimeoutError:
             raise BlobFault(
                 f"nothing more of the probe came for {silent_s:g} s: send it again", status=408
@@ -59,22 +61,8 @@ def _allowed(size_bytes: int) -> int:
     return size_bytes
 
 
-async def _take(scope: Any, receive: Any, size_bytes: int, silent_s: float) -> None:
-    """Reads the whole body, so that the answer says that it came."""
-    body = take_body(scope, size_bytes)
-    if body is not None:
-        try:
-            while await body.next(silent_s) is not None:
-                pass
-        finally:
-            body.end()
-        return
-    more = True
-    while more:
-        event = await asyncio.wait_for(receive(), silent_s)
-        if event["type"] != "http.request":
-            raise Gone
-        more = event.get("more_body", False)
+def _forget(bites: Sequence[Data]) -> None:
+    """The answer says that they came."""
 
 
 async def _give(send: Any, size_bytes: int) -> None:

@@ -18,6 +18,7 @@ from pww.central.blobs import BlobStore
 from pww.transport.blob_range import read_range
 from pww.transport.blob_wire import ABSENT, CRC, etag
 from pww.transport.file_part import FilePart
+from pww.transport.lent_socket import send_file
 from pww.transport.raw_body import BITE
 
 T = TypeVar("T")
@@ -61,15 +62,15 @@ class Sender:
         """`disk` are threads for whatever waits for the disk."""
         self._store, self._disk, self._sums = store, disk, Sums()
 
-    async def answer(
-        self, digest: str, method: str, headers: dict[bytes, bytes], send: Any
-    ) -> None:
+    async def answer(self, digest: str, scope: Any, send: Any, *, silent_s: float) -> None:
         """The answer to a GET or HEAD of an object.
 
         Raises:
             BlobFault: there is none.
+            Gone, TimeoutError: the client hung up, or took nothing for `silent_s`.
             PayloadError, OSError: the disk failed; an answer that was begun is to be broken off.
         """
+        method, headers = scope["method"], dict(scope["headers"])
         path = self._store.path(digest)
         if path is None:
             raise BlobFault(
@@ -96,7 +97,10 @@ class Sender:
             elif status == 416:
                 told.append((b"content-range", b"bytes */%d" % size_bytes))
             await send({"type": "http.response.start", "status": status, "headers": told})
-            if method == "HEAD":
+            if method == "GET":
+                part = FilePart(fd, start, stop)
+                start += await send_file(scope, part, self._disk, silent_s=silent_s)
+            if method == "HEAD" or start == stop:
                 await send({"type": "http.response.body", "body": b""})
             else:
                 await self._send(fd, start, stop, send)

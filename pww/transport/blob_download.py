@@ -22,6 +22,7 @@ from pww.transport.blob_range import ask_range, read_content_range
 from pww.transport.blob_wire import ABSENT, CRC, etag
 from pww.transport.carrier import Transfers
 from pww.transport.http_connection import Faults
+from pww.transport.memory import thread_buffer
 from pww.transport.piece_file import PieceFile, WrongDigest
 from pww.transport.retry import TryAgain
 from pww.transport.streams import Progress
@@ -115,7 +116,7 @@ def _fetch_piece(
     peer.expect(stop - start)
     told, crc = reply.headers.get(CRC), 0
     for at in range(start, stop, BITE):
-        bite = peer.buffer(min(BITE, stop - at))
+        bite = thread_buffer(min(BITE, stop - at))
         filled = 0
         while filled < len(bite):
             try:

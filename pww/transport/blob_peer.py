@@ -16,7 +16,6 @@ from pww.errors import CentralError, Refused
 from pww.transport.blob_wire import BEGIN_AGAIN, BUSY, DAMAGED, ROUTE
 from pww.transport.file_part import FilePart
 from pww.transport.http_connection import Faults, HttpConnection
-from pww.transport.memory import aligned_buffer
 from pww.transport.proxied import PROXY_ASKS, credentials_wanted, not_let_through
 from pww.transport.retry import TryAgain
 from pww.transport.tls import explain
@@ -67,14 +66,7 @@ class BlobPeer:
         """
         self._site, self._repeated = site, repeated
         self._http = HttpConnection(site.url, tls=site.tls, timeout_s=site.timeout_s)
-        self._buffer = aligned_buffer(0)
         self._size_bytes = self._came = 0
-
-    def buffer(self, size_bytes: int) -> memoryview:
-        """Memory of this connection, the same at every call: fresh pages cost as much as a copy."""
-        if len(self._buffer) < size_bytes:
-            self._buffer = aligned_buffer(size_bytes)
-        return self._buffer[:size_bytes]
 
     def expect(self, size_bytes: int) -> None:
         """So many bytes are to move, none of which did."""

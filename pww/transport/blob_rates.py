@@ -15,6 +15,7 @@ from pww.transport.blob_peer import BlobPeer
 from pww.transport.blob_wire import PROBE, PROBE_BYTES
 from pww.transport.file_part import FilePart
 from pww.transport.http_connection import Faults
+from pww.transport.memory import thread_buffer
 from pww.transport.retry import TryAgain
 from pww.transport.streams import Progress
 
@@ -85,7 +86,7 @@ def _work(way: Literal["up", "down"], fd: int, size_bytes: int) -> Callable[[Blo
         left = size_bytes
         while left:
             try:
-                got = reply.readinto(peer.buffer(min(_BITE, left)))
+                got = reply.readinto(thread_buffer(min(_BITE, left)))
             except Faults as fault:
                 raise peer.broken(fault) from fault
             if got == 0:

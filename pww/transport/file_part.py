@@ -17,13 +17,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pww.errors import PayloadError
-from pww.transport.memory import aligned_buffer
+from pww.transport.memory import thread_buffer
 
 SLICE = 256 << 10
 """Read and sent at once: a timeout is for so many bytes, however large the body is."""
 RUN = 1 << 20
 """Sent at once where nothing is read."""
 UNABLE = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSOCK)
+
+
+class Unable(Exception):
+    """The system does not send this file over this socket by itself: read it, and send that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +43,6 @@ class FilePart:
         """How many there are."""
         return self.stop - self.start
 
-    def __iter__(self) -> Iterator[NDArray[np.uint8]]:
-        """Slices from the start, each time; one lasts until the next.
-
-        Raises:
-            PayloadError: the file has become shorter.
-        """
-        return self._slices(self.start)
-
     def crc32c(self) -> int:
         """CRC-32C of them, which is read for it.
 
@@ -54,7 +50,7 @@ class FilePart:
             PayloadError: the file has become shorter.
         """
         crc = 0
-        for data in self:
+        for data in self._slices(self.start):
             crc = google_crc32c.extend(crc, data)
         return crc
 
@@ -78,23 +74,39 @@ class FilePart:
         room.register(sock, select.POLLOUT)
         while at < self.stop:
             try:
-                went = os.sendfile(sock.fileno(), self.fd, at, min(RUN, self.stop - at))
+                went = self.give(sock.fileno(), at)
             except BlockingIOError:
                 if not room.poll(timeout_s * 1e3):
                     raise TimeoutError("timed out") from None
-            except OSError as why:
-                if why.errno not in UNABLE:
-                    raise
+            except Unable:
                 return at
             else:
-                if went == 0:
-                    raise _shorter()
                 at += went
                 sent(went)
         return at
 
+    def give(self, sock: int, at: int) -> int:
+        """Has the system send some bytes from `at` on, as many as the socket takes; how many.
+
+        Raises:
+            Unable: it cannot.
+            PayloadError: the file has become shorter.
+            BlockingIOError: the socket takes none now.
+            OSError: the connection or the disk failed.
+        """
+        try:
+            went = os.sendfile(sock, self.fd, at, min(RUN, self.stop - at))
+        except OSError as why:
+            if why.errno in UNABLE:
+                raise Unable from why
+            raise
+        if went == 0:
+            raise _shorter()
+        return went
+
     def _slices(self, start: int) -> Iterator[NDArray[np.uint8]]:
-        buffer = np.frombuffer(aligned_buffer(SLICE), dtype=np.uint8)
+        """What is read, in this thread's memory: one lasts until the next."""
+        buffer = np.frombuffer(thread_buffer(SLICE), dtype=np.uint8)
         for at in range(start, self.stop, SLICE):
             data = buffer[: self.stop - at]
             if os.preadv(self.fd, [data.data], at) != len(data):

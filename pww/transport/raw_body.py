@@ -1,13 +1,13 @@
-"""A request's body straight from the socket into a few buffers, for apps that want it so.
+"""Connections that a server lends: uvicorn's protocol with an extension, and bodies through it.
 
 Through ASGI every byte of a body is copied four times by the one thread that serves everybody.
-`HttpProtocol` is uvicorn's, and lends the connection to a `RawBody` for as long as a body lasts:
-the system writes into the app's own memory. Where a server does not offer it (`take_body` is None),
-an app has ASGI's way.
+`HttpProtocol` lends the connection for as long as a body lasts: its socket to threads
+(`lent_socket`) or, where TLS has to see the bytes first, its transport to a `RawBody`, which the
+loop decrypts into. Where a server does not offer it, an app has ASGI's way (`read_body`).
 """
 
 import asyncio
-import socket
+import threading
 from collections import deque
 from typing import Any
 
@@ -19,17 +19,11 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from pww.transport.memory import aligned_buffer
 
 RAW_BODY = "pww.raw_body"
+HEAD, READ = 8 << 10, 256 << 10
+"""Read at once of a connection that is not lent: at the head of a request, and in its body."""
 BITE = 1 << 20
 """Handed over together."""
 MAX_KEPT = 32
-MOST_AWAITED = 512 << 10
-"""The loop is not woken for less of a body that comes fast: a wake costs as much as the copy."""
-GLANCE_S = 1.0
-"""What came and was too little to wake the loop is seen within this."""
-FAST = 32 << 10
-"""A body comes fast if so much was there when the loop looked."""
-ROOM = 4 << 20
-"""The system makes room for so much of a body that comes fast: its sender need not wait for us."""
 Bite = NDArray[np.uint8]
 _kept: deque[Bite] = deque(maxlen=MAX_KEPT)  # fresh pages cost as much as a copy
 
@@ -41,49 +35,111 @@ class Gone(Exception):
 class HttpProtocol(HttpToolsProtocol):
     """uvicorn's, with the extension."""
 
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begins to read, in its own way."""
+        super().connection_made(transport)
+        self.heads = _Heads(self)
+        transport.set_protocol(self.heads)
+
     def on_message_begin(self) -> None:
         """Offers the extension to the app."""
         super().on_message_begin()
         self.scope["extensions"] = {RAW_BODY: self}  # type: ignore[dict-item]
 
-    def lend(self, headers: Any, size_bytes: int) -> "RawBody | None":
-        """The body of the request with these headers, of so many bytes; None if not so.
+    def on_headers_complete(self) -> None:
+        """Leaves a body in the socket until the app asks for it, one way or the other."""
+        super().on_headers_complete()
+        if any(name in (b"content-length", b"transfer-encoding") for name, _ in self.headers):
+            self.flow.pause_reading()
 
-        It has to be the last that came: what follows a body in the socket is not for its app.
-        """
-        odd = any(name in (b"transfer-encoding", b"expect") for name, _ in headers)
-        if odd or headers is not self.headers or self.transport.is_closing():
-            return None
-        return RawBody(self, size_bytes)
+    @property
+    def secure(self) -> bool:
+        """Whether TLS is between the socket and what is said."""
+        return self.transport.get_extra_info("ssl_object") is not None
+
+    def lends(self) -> bool:
+        """Whether the body of the last request may be taken past the parser."""
+        odd = any(name in (b"transfer-encoding", b"expect") for name, _ in self.headers)
+        return not odd and not self.transport.is_closing()
+
+    def early(self, size_bytes: int) -> tuple[bytes, int]:
+        """What came already of a body of so many bytes, and how many are to come. Now it rests."""
+        self.flow.pause_reading()
+        early, self.cycle.body = bytes(self.cycle.body), bytearray()
+        return early, size_bytes - len(early) if self.cycle.more_body else 0
 
 
-def take_body(scope: Any, size_bytes: int) -> "RawBody | None":
-    """The body of the request of `scope`, if the server lends it; `end` it in any case."""
-    protocol = (scope.get("extensions") or {}).get(RAW_BODY)
-    if not isinstance(protocol, HttpProtocol):
-        return None
-    return protocol.lend(scope["headers"], size_bytes)
+def protocol_of(scope: Any) -> HttpProtocol | None:
+    """The connection of the request `scope`, if the server lends it.
+
+    The request has to be the last that came: what follows it in the socket is not for its app.
+    """
+    http = (scope.get("extensions") or {}).get(RAW_BODY)
+    return http if isinstance(http, HttpProtocol) and http.headers is scope["headers"] else None
 
 
-class RawBody(asyncio.BufferedProtocol):
+class _Reader(asyncio.BufferedProtocol):
+    """Reads for an `HttpProtocol`, and leaves it what is not for reading."""
+
+    def __init__(self, http: HttpProtocol) -> None:
+        self._http = http
+
+    def eof_received(self) -> None:
+        """The client sends no more."""
+        self._http.eof_received()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection is over."""
+        self._http.connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """An answer waits."""
+        self._http.pause_writing()
+
+    def resume_writing(self) -> None:
+        """And goes on."""
+        self._http.resume_writing()
+
+
+class _Room(threading.local):
+    """Memory for what a thread's loop reads: all of it is parsed before more is read."""
+
+    def __init__(self) -> None:
+        self.view = memoryview(bytearray(READ))
+
+
+_room = _Room()
+
+
+class _Heads(_Reader):
+    """Reads what is no lent body: heads of requests, and bodies for ASGI."""
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Room for a head, since what comes of a body with it is copied twice more; or a body."""
+        cycle = self._http.cycle
+        inside = cycle is not None and cycle.more_body and not cycle.response_complete
+        return _room.view[: READ if inside else HEAD]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """So many bytes came."""
+        self._http.data_received(bytes(_room.view[:nbytes]))
+
+
+class RawBody(_Reader):
     """One body on its way in. Everything happens in the event loop's thread."""
 
     def __init__(self, http: HttpProtocol, size_bytes: int) -> None:
-        self._http, self._cycle, self._loop = http, http.cycle, http.loop
+        """The body of the last request, which `http` lends; `end` it in any case."""
+        super().__init__(http)
+        self._cycle, self._loop = http.cycle, http.loop
         self._transport: Any = http.transport
-        early = bytes(self._cycle.body)
-        self._cycle.body = bytearray()
-        self._left = size_bytes - len(early) if self._cycle.more_body else 0
+        early, self._left = http.early(size_bytes)
         self._ready: deque[tuple[Bite, Bite | None]] = deque()  # and the buffer they are in
         if early:
             self._ready.append((np.frombuffer(early, dtype=np.uint8), None))
         self._free: list[Bite] = []
         self._lent: deque[Bite] = deque()
         self._now: Bite | None = None
-        tls = self._transport.get_extra_info("ssl_object") is not None
-        self._plain = None if tls else self._transport.get_extra_info("socket")
-        self._awaited = 1
-        self._roomy = False
         self._filled = 0
         self._lost = self._skips = False
         self._event, self._heard_s = asyncio.Event(), self._loop.time()
@@ -113,12 +169,8 @@ class RawBody(asyncio.BufferedProtocol):
                 async with asyncio.timeout_at(self._heard_s + silent_s):
                     await self._event.wait()
             except TimeoutError:
-                if self._loop.time() < self._heard_s + silent_s:
-                    continue
-                if self._awaited == 1:
+                if self._loop.time() >= self._heard_s + silent_s:
                     raise
-                self._await(1)  # there may be some, if little: then it is there at once
-                self._heard_s = self._loop.time() - silent_s + min(GLANCE_S, silent_s)
         bite, buffer = self._ready.popleft()
         if buffer is not None:
             self._lent.append(buffer)
@@ -144,7 +196,6 @@ class RawBody(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         """So many came."""
         self._left -= nbytes
-        self._await(min(max(2 * self._awaited, FAST), MOST_AWAITED) if nbytes >= FAST else 1)
         self._heard_s = self._loop.time()
         if self._skips:
             if self._left == 0:
@@ -162,23 +213,11 @@ class RawBody(asyncio.BufferedProtocol):
                 self._http.flow.pause_reading()
             self._event.set()
 
-    def eof_received(self) -> None:
-        """The client sends no more."""
-        self._http.eof_received()
-
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection is over."""
         self._lost = True
         self._event.set()
-        self._http.connection_lost(exc)
-
-    def pause_writing(self) -> None:
-        """An answer waits."""
-        self._http.pause_writing()
-
-    def resume_writing(self) -> None:
-        """And goes on."""
-        self._http.resume_writing()
+        super().connection_lost(exc)
 
     def _resume(self) -> None:
         if self._left and not self._lost and (self._skips or self._now is not None or self._free):
@@ -186,21 +225,10 @@ class RawBody(asyncio.BufferedProtocol):
                 self._heard_s = self._loop.time()  # it was not the client who was silent
             self._http.flow.resume_reading()
 
-    def _await(self, size_bytes: int) -> None:
-        """The loop is woken by so many bytes (`SO_RCVLOWAT`), or as many as are to come."""
-        size_bytes = max(min(size_bytes, self._left), 1)
-        if size_bytes == self._awaited or self._plain is None or self._transport.is_closing():
-            return
-        self._awaited = size_bytes
-        if not self._roomy:
-            self._roomy = True
-            self._plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, ROOM)
-        self._plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size_bytes)
-
     def _give_back(self) -> None:
         self._cycle.more_body = False
         self._cycle.message_event.set()
-        self._switch(self._http)
+        self._switch(self._http.heads)
 
     def _switch(self, protocol: asyncio.BaseProtocol) -> None:
         self._http.flow.pause_reading()

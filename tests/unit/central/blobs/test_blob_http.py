@@ -1,7 +1,6 @@
 """The blob store's port: what it answers to strangers, to nonsense, and to ranges."""
 
 import asyncio
-import gc
 import logging
 import os
 import threading
@@ -19,7 +18,6 @@ from gatehouse import Gatehouse
 
 from pww.central import credentials
 from pww.central.blob_http import BlobApp
-from pww.central.blob_upload import BlobFault
 from pww.central.blobs import BlobStore
 from pww.central.tokens import Identity, Tokens, secret_in
 from pww.clock import ManualClock, SystemClock
@@ -284,36 +282,6 @@ def test_fault_of_ours(desk: Desk, http: httpx.Client, monkeypatch, caplog) -> N
     monkeypatch.setattr(desk.store, "begin", lambda *a, **w: 1 / 0)
     refusal(http.post(UPLOAD), 500, "its log says why")
     assert "ZeroDivisionError" in caplog.text
-
-
-def test_who_leaves_a_piece_that_was_begun_again_leaves_no_trace(app: BlobApp) -> None:
-    """Its writer refuses then, and nobody is there to be told."""
-
-    bites = [np.zeros(8, np.uint8)]
-
-    class Body:
-        async def next(self, silent_s: float) -> Any:
-            if bites:
-                return bites.pop()
-            raise TimeoutError
-
-        def end(self) -> None:
-            pass
-
-    class Writer:
-        def write(self, bites: Any) -> None:
-            raise BlobFault("begun again", status=409)
-
-    unheard: list[Any] = []
-
-    async def leave() -> None:
-        asyncio.get_running_loop().set_exception_handler(lambda _, told: unheard.append(told))
-        with pytest.raises(BlobFault, match="nothing more of the piece came"):
-            await app._write_raw(Writer(), Body())  # type: ignore[arg-type]
-        gc.collect()
-
-    asyncio.run(leave())
-    assert not unheard
 
 
 def test_file_cut_under_a_download(desk: Desk, http: httpx.Client, tmp_path: Path) -> None:
