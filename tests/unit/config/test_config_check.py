@@ -155,7 +155,7 @@ CASES: list[tuple[dict[str, object], list[str]]] = [
         {"codec": TOPK, **outer("sgd", 20.0, 0.0)},
         [late("topk", "topk-64-b2", 64, step="20", most="2.12", enough=0)],
     ),
-    ({"codec": DCT}, [late("dct", "dct-64", 64, step="7", most="2.12")]),
+    ({"codec": DCT}, [late("dct", "dct2-64", 64, step="7", most="2.12")]),
     ({"codec": DCT, **AVERAGED}, []),
     (
         {"codec": RANDOMK | {"feedback": True}},
