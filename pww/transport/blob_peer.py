@@ -189,6 +189,10 @@ class BlobPeer:
         """From another thread: ends what is going on, if it is; the next call connects anew."""
         return self._http.interrupt()
 
+    def round_trip_s(self) -> float:
+        """From another thread: how long the way is, there and back; 0 if that is not known yet."""
+        return self._http.round_trip_s()
+
     def moved(self) -> float:
         """From another thread: the share of the last piece that arrived, at either end."""
         size_bytes, came = self._size_bytes, self._came

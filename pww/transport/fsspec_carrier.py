@@ -238,3 +238,7 @@ class _NoPeer:
     def moved(self) -> float:
         """Nobody knows before it is over."""
         return 0.0
+
+    def round_trip_s(self) -> float:
+        """Nobody knows."""
+        return 0.0

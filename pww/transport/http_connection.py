@@ -23,6 +23,8 @@ from pww.transport.file_part import FilePart
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 Faults = (OSError, http.client.HTTPException)
 """What a broken connection raises."""
+RTT = slice(68, 72)
+"""Where Linux's `struct tcp_info` has the smoothed round trip, in microseconds."""
 
 
 class HttpConnection:
@@ -118,6 +120,16 @@ class HttpConnection:
         with suppress(OSError, ValueError):  # closed meanwhile: then its descriptor is -1
             fcntl.ioctl(sock, termios.TIOCOUTQ, waiting)
         return max(self._sent - int.from_bytes(waiting, sys.byteorder), 0)
+
+    def round_trip_s(self) -> float:
+        """From another thread: the system's measure of the way; 0 without a connection."""
+        connection = self._http
+        sock = None if connection is None else connection.sock
+        told = b""
+        if sock is not None:
+            with suppress(OSError):  # closed meanwhile
+                told = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, RTT.stop)
+        return int.from_bytes(told[RTT], sys.byteorder) / 1e6
 
     def _count(self, num_bytes: int) -> None:
         self._sent += num_bytes

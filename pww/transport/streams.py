@@ -1,8 +1,9 @@
 """Moves numbered pieces over several connections, as many as make it faster, and tells how it goes.
 
 One connection does not fill a long fat pipe: what it may have under way grows back slowly after
-each lost packet. It begins with a few and doubles them while that raises the rate. Each piece is
-retried by itself. The first fault that retrying does not mend ends all of them, as does a stop.
+each lost packet. On a long way it soon opens all that it may; on a short one it begins with a few
+and doubles them while that raises the rate. Each piece is retried by itself. The first fault that
+retrying does not mend ends all of them, as does a stop.
 """
 
 import logging
@@ -20,7 +21,9 @@ from pww.transport.retry import Retry, TryAgain
 
 log = logging.getLogger(__name__)
 
-TICK_S = 0.1
+TICK_S = 0.05
+LONG_WAY_S = 0.02
+"""There and back. Finding out by doubling costs such a way seconds at half its rate."""
 WINDOW_S = 0.3
 """A rate is measured for so long before connections are added, and after."""
 FASTER = 1.15
@@ -37,6 +40,9 @@ class Peer(Watched, Protocol):
 
     def abort(self) -> None:
         """Ends what it waits for, from another thread."""
+
+    def round_trip_s(self) -> float:
+        """How long its way is, there and back, from another thread; 0 if nobody knows yet."""
 
 
 P = TypeVar("P", bound=Peer)
@@ -163,7 +169,9 @@ class Streams(Generic[P]):
                 if self._stop.is_set():
                     self._abort()
                 elif not self._halt.is_set():
-                    add(grow.more(len(threads), self._progress.moved_bytes))
+                    known = [peer.round_trip_s() for peer in self._peers]
+                    way_s = min(filter(None, known), default=0.0)
+                    add(grow.more(len(threads), self._progress.moved_bytes, way_s))
                     self._progress.speak(len(threads) - over)
                     if not queue:
                         self._late.interrupt()
@@ -216,11 +224,16 @@ class _Growth:
         self._since_s, self._since_bytes = clock.monotonic(), 0
         self._settling = True  # what was just opened is not yet at its speed
 
-    def more(self, num_streams: int, moved_bytes: int) -> int:
-        """How many to add now."""
+    def more(self, num_streams: int, moved_bytes: int, way_s: float) -> int:
+        """How many to add now; `way_s` is a round trip, 0 if not known."""
+        if math.isinf(self._best):
+            return 0
+        if way_s >= LONG_WAY_S:
+            self._best = math.inf
+            return self._max - num_streams
         now_s = self._clock.monotonic()
         took_s = now_s - self._since_s
-        if took_s < WINDOW_S or math.isinf(self._best):
+        if took_s < WINDOW_S:
             return 0
         rate = (moved_bytes - self._since_bytes) / took_s
         self._since_s, self._since_bytes = now_s, moved_bytes

@@ -83,6 +83,15 @@ def test_body_both_ways(server: BadHttp, tmp_path: Path) -> None:
     assert put == [("PUT", "/below/x", "b")] * 2
 
 
+def test_the_way_is_known_while_there_is_a_connection(server: BadHttp) -> None:
+    http_ = connection(server.url)
+    assert http_.round_trip_s() == 0.0
+    http_.request("GET", "/x", {}).read()
+    assert 0.0 < http_.round_trip_s() < 1.0
+    http_.drop()
+    assert http_.round_trip_s() == 0.0
+
+
 @pytest.mark.parametrize(
     "url", ["", "ftp://x", "http://", "central:29512", "http://x:port", "http://x:0", "http://[x"]
 )

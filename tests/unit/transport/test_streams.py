@@ -13,7 +13,7 @@ from pww.clock import ManualClock, SystemClock
 from pww.errors import PayloadError, Stopped, Unreachable
 from pww.transport.carrier import Tuning
 from pww.transport.retry import Retry, TryAgain
-from pww.transport.streams import FASTER, WINDOW_S, Progress, Streams, _Growth
+from pww.transport.streams import FASTER, LONG_WAY_S, WINDOW_S, Progress, Streams, _Growth
 
 FEW = Tuning(min_streams=3, max_streams=3, retry_first_s=0.001, retry_max_s=0.002, deadline_s=5.0)
 
@@ -35,6 +35,9 @@ class Peer:
         return True
 
     def moved(self) -> float:
+        return 0.0
+
+    def round_trip_s(self) -> float:
         return 0.0
 
 
@@ -129,7 +132,7 @@ def test_late_piece_begins_again_without_a_pause(caplog: pytest.LogCaptureFixtur
     assert not caplog.messages
 
 
-def grown(rate: Callable[[int], float], *, most: int = 16) -> int:
+def grown(rate: Callable[[int], float], *, most: int = 16, way_s: float = 0.0) -> int:
     """How many streams it ends with on a link that gives `rate(streams)` bytes a second."""
     clock = ManualClock()
     growth = _Growth(Tuning(min_streams=4, max_streams=most), clock)
@@ -137,7 +140,7 @@ def grown(rate: Callable[[int], float], *, most: int = 16) -> int:
     for _ in range(100):
         clock.advance(WINDOW_S / 4)
         moved += rate(num_streams) * WINDOW_S / 4
-        num_streams += growth.more(num_streams, int(moved))
+        num_streams += growth.more(num_streams, int(moved), way_s)
     return num_streams
 
 
@@ -148,6 +151,33 @@ def test_growth() -> None:
     assert grown(lambda n: min(n, 8) * 10e6) == 16, "one doubling too many tells that it is enough"
     assert grown(lambda n: n * 10e6, most=6) == 6
     assert grown(lambda n: 10e6 * (FASTER - 0.01) ** np.log2(n)) == 8, "hardly faster is not enough"
+
+
+def test_a_long_way_gets_all_connections_at_once() -> None:
+    growth = _Growth(Tuning(min_streams=4, max_streams=16), ManualClock())
+    ways_s = (0.0, LONG_WAY_S / 2, LONG_WAY_S, LONG_WAY_S)
+    assert [growth.more(4, 0, way_s) for way_s in ways_s] == [0, 0, 12, 0]
+    assert grown(lambda n: 10e6, way_s=LONG_WAY_S / 2) == 8, "a short one is asked as before"
+
+
+def test_the_way_is_as_long_as_its_shortest_round_trip() -> None:
+    """What a connection measured while it was crowded says nothing; nor one that is not there."""
+    ways_s, together = iter([0.0, 3 * LONG_WAY_S, 2 * LONG_WAY_S]), threading.Barrier(5)
+
+    class Far(Peer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.way_s = next(ways_s, 0.0)
+
+        def round_trip_s(self) -> float:
+            return self.way_s
+
+    moving = streams(
+        lambda peer, number: (together.wait(10.0), None)[1],
+        tuning=replace(FEW, max_streams=5),
+    )
+    moving._connect = Far
+    moving.run(range(5))  # five at once, or it breaks
 
 
 @pytest.fixture
