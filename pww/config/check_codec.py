@@ -85,6 +85,19 @@ def late(codec: Codec, outer: Outer) -> Iterator[str]:
     )
 
 
+def theta_is_not_late(config: Config) -> Iterator[str]:
+    """The way down has feedback too, and what it brings late overshoots in the same way."""
+    down, step = config.transport.down, effective_step(config.diloco.outer)
+    if down != "topk-64-b2" or step <= (most := largest_step(64)):
+        return
+    yield (
+        f"transport.down={down}: sends 64 of {BLOCK} values of an update and the others late, and "
+        f"an outer step of diloco.outer.lr / (1 - diloco.outer.momentum) = {step:.3g} overshoots "
+        f"with those (above {most:.3g} it costs 10 % of loss and more, up to divergence); use "
+        f"{AVERAGING}, or transport.down=int4, which sends every value every round"
+    )
+
+
 def effective_step(outer: Outer) -> float:
     """What an outer step comes to by and by: `lr / (1 - momentum)`."""
     return round(outer.lr / (1.0 - outer.momentum), 9)  # 0.7 / (1 - 0.9) is 7
@@ -114,4 +127,7 @@ def largest_step(keep: int) -> float:
     return LATE + SLOPE * keep / BLOCK
 
 
-RULES = ((("codec", "diloco.outer"), what_is_dropped_comes_back),)
+RULES = (
+    (("codec", "diloco.outer"), what_is_dropped_comes_back),
+    (("transport.down", "diloco.outer"), theta_is_not_late),
+)
