@@ -109,8 +109,8 @@ def largest_step(keep: int) -> float:
     A value that was kept back comes whole, with all that it was off by; above 2 it throws theta
     further to the other side. Momentum damps nothing there: it is over before the value comes
     again. With more values fewer are late, and how much that helps is measured: the lab's toy
-    (5,376 parameters), 2 and 4 workers, 200 rounds of 10 steps, loss above that of fp32 under the
-    same outer optimiser, by effective step (1: averaging; 7: nesterov 0.7 / 0.9):
+    (5,376 parameters), 2 workers, one seed, 200 rounds of 10 steps, loss above that of fp32 under
+    the same outer optimiser, by effective step (1: averaging; 7: nesterov 0.7 / 0.9):
 
         sent     1     1.4    2.3     3     3.5      7
         1/4     -2 %   0 %    2 %    2 %    7 %     10 %
