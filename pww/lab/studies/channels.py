@@ -128,7 +128,8 @@ QUANTISERS = Recipe(
     lines=(
         ("codec=fp32",),
         ("codec=int8,int4", "codec.feedback=true,false"),
-        ("codec=int2,sign", "codec.force=true", "codec.feedback=true,false"),
+        ("codec=int2", "codec.force=true", "codec.feedback=true,false"),
+        ("codec=sign", "codec.force=true", "codec.feedback=true,false"),
     ),
     against="codec=fp32",
     expected=(

@@ -119,3 +119,17 @@ def test_a_recipes_runs_answer_all_that_it_expects(tmp_path: Path, name: str) ->
         assert one.agrees != "not run" or "nothing is a multiple" in one.why, one
     against = find(cells_of(read_study(study).runs), recipe.against)
     assert f"loss - {against.label}" in done.text
+
+
+def test_no_line_sets_a_key_that_the_sweep_s_first_composition_lacks() -> None:
+    """Hydra composes a sweep once without the groups that are swept: a key of such a group must be
+    in the group's default then.
+    """
+    defaults = {"codec": {"kind", "feedback"}, "method": set(), "merge": {"kind"}, "attack": set()}
+    for recipe in RECIPES.values():
+        for line in recipe.lines:
+            words = dict(word.split("=", 1) for word in (*recipe.common, *line))
+            for key in words:
+                group, dot, name = key.partition(".")
+                swept = "," in words.get(group, "")
+                assert not (dot and swept) or name in defaults[group], (recipe.name, line, key)
