@@ -13,6 +13,7 @@ COARSE_VALUE_BITS = 4
 PLACE_BITS, BLOCK = 12, 4096
 """Of a kept value's place; values that are chosen from together."""
 LATE, SLOPE = 2.0, 8.0
+MEASURED = 1024
 """See `largest_step`."""
 AVERAGING = "diloco.outer.optimizer=sgd diloco.outer.lr=1 diloco.outer.momentum=0"
 
@@ -69,17 +70,17 @@ def coarse(codec: Codec) -> Iterator[str]:
 
 def late(codec: Codec, outer: Outer) -> Iterator[str]:
     """What feedback brings late must not be stepped on as if it were new."""
-    if codec.kind not in ("topk", "dct", "randomk") or not codec.feedback:
+    if codec.kind not in ("topk", "dct", "randomk") or not codec.feedback or codec.keep == BLOCK:
         return
     step, most = effective_step(outer), largest_step(codec.keep)
     if step <= most:
         return
     enough = math.ceil((step - LATE) / (most - LATE) * codec.keep)
-    more = f", or codec.keep={enough} or more" if enough <= BLOCK else ""
+    more = f", or codec.keep={enough} or more" if enough <= MEASURED else ""
     yield (
         f"codec={codec.kind}: {codec.name} sends {codec.keep} of {BLOCK} values and the others "
-        f"late, and an outer step of diloco.outer.lr / (1 - diloco.outer.momentum) = {step:.3g} "
-        f"overshoots with those (above {most:.3g} it costs 10 % of loss and more, up to "
+        f"late, and an outer step of diloco.outer.lr / (1 - diloco.outer.momentum) = {step:.4g} "
+        f"overshoots with those (above {most:.4g} it costs 10 % of loss and more, up to "
         f"divergence); use {AVERAGING}{more}, or codec=int4, which sends every value every round; "
         "or codec.force=true to do so all the same"
     )
@@ -92,8 +93,8 @@ def theta_is_not_late(config: Config) -> Iterator[str]:
         return
     yield (
         f"transport.down={down}: sends 64 of {BLOCK} values of an update and the others late, and "
-        f"an outer step of diloco.outer.lr / (1 - diloco.outer.momentum) = {step:.3g} overshoots "
-        f"with those (above {most:.3g} it costs 10 % of loss and more, up to divergence); use "
+        f"an outer step of diloco.outer.lr / (1 - diloco.outer.momentum) = {step:.4g} overshoots "
+        f"with those (above {most:.4g} it costs 10 % of loss and more, up to divergence); use "
         f"{AVERAGING}, or transport.down=int4, which sends every value every round"
     )
 
@@ -122,7 +123,8 @@ def largest_step(keep: int) -> float:
     drawn and not chosen: 0.03 for 1/64 of two, where averaging trains. How many replicas there are
     is not asked here: they choose mostly the same values, so that more do not average anything out.
     Nor is H, although the longer a phase the more comes late: of phases of 50 steps 1/64 was too
-    few for averaging as well.
+    few for averaging as well. Above 1/4 the line goes on unmeasured, and nobody is told to go
+    there: many values with their places take more bits than int4 does.
     """
     return LATE + SLOPE * keep / BLOCK
 

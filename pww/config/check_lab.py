@@ -39,7 +39,9 @@ def steps_are_phases(config: LabConfig) -> Iterator[str]:
 
 
 def codec_fits(config: LabConfig) -> Iterator[str]:
-    """What dgc and demo compress has a form; others follow a run's rules."""
+    """What dgc and demo compress has a form; what others drop comes back. What comes back too late
+    may be tried here: it is told and not refused.
+    """
     kind, codec = config.method.kind, config.codec
     if isinstance(config.task, Quadratic):
         return

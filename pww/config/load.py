@@ -82,6 +82,9 @@ def _with_newer_keys(values: "dict[str, Any]") -> "dict[str, Any]":
     if isinstance(site, dict):
         site.setdefault("scratch", "none")
     values.setdefault("launcher", {"wait": False, "requeues": 0})
+    codec = values.get("codec")
+    if isinstance(codec, dict) and codec.get("kind") == "randomk":
+        codec.setdefault("force", False)
     return values
 
 

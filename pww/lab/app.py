@@ -7,6 +7,7 @@ A finished run is not done again, an unfinished one is started anew. Torch is im
 first run begins.
 """
 
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 from pww import log as pww_log
 from pww.clock import SystemClock
 from pww.config import paths
+from pww.config.check_codec import forced, late
 from pww.config.load import run_app
 from pww.config.prepare import LAB
 from pww.config.schema.lab import LabConfig
@@ -24,6 +26,7 @@ from pww.lab.reporting import COMMANDS
 from pww.lab.reporting import start as start_command
 from pww.lab.study import FREE
 
+log = logging.getLogger(__name__)
 TUNE = re.compile(r"lab\.tune=(\w+):(\[.*\])")
 
 
@@ -67,6 +70,9 @@ class App:
                 print(f"{paths.shown(folder / one.name)}: seed {one.seed}, lr {one.lr:g}")
             return 0
         pww_log.setup()
+        if config.diloco is not None and not forced(config.codec):
+            for sentence in late(config.codec, config.diloco.outer):
+                log.warning("a run would refuse this: %s", sentence)
         result = tune.carry_out(config, cell, plan, folder=folder, clock=SystemClock())
         print(f"{cell_id(cell)}: {result}", flush=True)
         return 0

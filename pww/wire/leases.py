@@ -20,7 +20,7 @@ from pww.wire.types import (
     Ttl,
 )
 
-PROTOCOL = 5
+PROTOCOL = 6
 """Raised with every incompatible change; a central and a site must agree on it."""
 
 

@@ -27,7 +27,7 @@ from pww.lab.stack import Stack, flat
 
 WORKERS, SIZE = 8, "413k"
 TURNS = 20
-CELLS = ("codec=fp32,int4,int2,sign,topk",)
+CELLS = ("method=local", "codec=fp32,int4,int2,sign,topk")
 STEPS, SEEDS = 2000, 3
 
 

@@ -17,8 +17,9 @@ from pathlib import Path
 import numpy as np
 from figures import figure, machine
 
+from pww.config.check_codec import AVERAGING
+
 DOWN = {"fp32": "whole", "int8": "int8", "int4": "int4", "topk": "int4"}
-AVERAGING = ("diloco.outer.optimizer=sgd", "diloco.outer.lr=1", "diloco.outer.momentum=0")
 DEFAULTS = {
     "codecs": "fp32,int8,int4,fp32+averaging,topk+averaging", "seeds": "3", "windows": "2400",
     "steps": "24",
@@ -38,7 +39,7 @@ def held_out(arm: str, seed: int, *, windows: str, steps: str) -> tuple[float, f
          "diloco.quorum=1", "diloco.grace=10", "darl.detect_s=60", "darl.ttl_floor_s=120",
          f"seed={seed}",
          f"darl.seed={seed}", f"codec={codec}", f"transport.down={DOWN[codec]}",
-         "metrics.wandb.mode=disabled", *(AVERAGING if outer else ())],
+         "metrics.wandb.mode=disabled", *(AVERAGING.split() if outer else ())],
         capture_output=True, text=True, check=False, timeout=1200,
     )  # fmt: skip
     if done.returncode:

@@ -8,13 +8,14 @@ import pytest
 import torch
 
 from pww.codec import FORMS, codec_named, is_finite
+from pww.config.check_codec import AVERAGING as SHORT
 from pww.config.load import compose
 from pww.errors import NotFiniteError, PayloadError
 from pww.transport.fingerprint import PIECE
 
 CONF = Path(__file__).parents[2] / "conf" / "codec"
+AVERAGING = SHORT.split()
 DITHER = ("dither-4", "dither-8")
-AVERAGING = ("diloco.outer.optimizer=sgd", "diloco.outer.lr=1", "diloco.outer.momentum=0")
 NAMES = (
     "fp32", "bf16", "fp16", "int8", "int4", "int2", "sign", "topk-64-b2", "topk-256-b4",
     "topk-41-b8", "topk-4096-b16", "randomk-64", "randomk-100-raw", "dct2-64", *DITHER,
@@ -271,7 +272,10 @@ def test_every_configuration_is_a_codec_and_every_codec_has_one():
     ("words", "name"),
     [
         (["codec=topk", *AVERAGING], "topk-64-b2"),
-        (["codec=topk", "codec.keep=256", "codec.value_bits=16", *AVERAGING], "topk-256-b16"),
+        (
+            ["codec=topk", "codec.keep=256", "codec.value_bits=16", *AVERAGING],
+            "topk-256-b16",
+        ),
         (["codec=randomk", "codec.keep=1"], "randomk-1"),
         (["codec=randomk", "codec.feedback=true", *AVERAGING], "randomk-64-raw"),
         (["codec=dct", "codec.keep=4096"], "dct2-4096"),

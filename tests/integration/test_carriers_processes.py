@@ -11,15 +11,16 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "programs"))
 
 from federation import Federation, mid_phase
 
+from pww.config.check_codec import AVERAGING
+
 ROWS = "4000"
 WHOLE = 4 * 8000
 """Bytes of theta, about."""
-AVERAGING = ("diloco.outer.optimizer=sgd", "diloco.outer.lr=1", "diloco.outer.momentum=0")
 WAYS = {
     "blob": ("transport=blob", "transport.down=int8", "codec=int8", "central.keep_deltas=true"),
     "messages": ("transport=inline", "transport.down=int4", "codec=int4"),
     "both": ("transport=auto", "transport.limit_mb=1", "transport.down=bf16", "codec=fp16"),
-    "file": ("transport=file", "transport.down=int8", "codec=topk", *AVERAGING),
+    "file": ("transport=file", "transport.down=int8", "codec=topk", *AVERAGING.split()),
 }
 
 

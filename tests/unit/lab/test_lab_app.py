@@ -256,3 +256,14 @@ def test_nothing_is_imported_that_help_does_not_need() -> None:
 def test_the_other_commands_are_reached(capsys: pytest.CaptureFixture[str]) -> None:
     assert app.start(["report", "--help"]) == 0
     assert "pww.lab predict" in capsys.readouterr().out
+
+
+def test_what_a_run_would_refuse_is_said_and_tried(
+    outputs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = "a run would refuse this: codec=topk: topk-64-b2 sends 64 of 4096 values"
+    assert app.start([*FAST, "codec=topk"]) == 0
+    assert said in capsys.readouterr().err
+    for more in ("codec.force=true", "method=local"):
+        assert app.start([*FAST, "codec=topk", more]) == 0
+        assert said not in capsys.readouterr().err
