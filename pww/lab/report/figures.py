@@ -1,6 +1,7 @@
 """The figures of a study: losses with intervals, curves, loss against bytes, axes and rates."""
 
 import math
+import textwrap
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,8 @@ from pww.lab.report.style import GREY, drawn, is_wide, legend, look
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+LINE = 42
+"""Characters of a label before it goes on below."""
 MAX_LINES = 14
 """More lines than these nobody tells apart; the best are drawn, and the title says so."""
 
@@ -51,7 +54,7 @@ def _losses(folder: Path, *, name: str, rows: Sequence[Cell], against: Cell | No
                     ax.plot(value, number, "|", color=GREY, markersize=9)
         if against is not None and math.isfinite(against.loss.mean):
             ax.axvline(against.loss.mean, color=GREY, linestyle="--", linewidth=1)
-        ax.set_yticks(range(len(rows)), [_label(cell) for cell in rows])
+        ax.set_yticks(range(len(rows)), [_label(cell) for cell in rows], fontsize=8)
         ax.set_ylim(len(rows) - 0.5, -0.5)
         ax.grid(visible=False, axis="y")
         ax.set_xlabel("held-out loss (bar: 95 % of the mean; ticks: seeds)")
@@ -198,5 +201,5 @@ def _rates(folder: Path, *, name: str, tried: Sequence[Cell]) -> None:
 
 
 def _label(cell: Cell) -> str:
-    text = cell.label if len(cell.label) <= 44 else f"{cell.label[:43]}…"
+    text = "\n".join(textwrap.wrap(cell.label.replace(",", ", "), LINE))
     return text if cell.tuned or cell.candidate else f"{text} (lr {cell.lr:g})"
