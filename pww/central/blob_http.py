@@ -66,7 +66,7 @@ class BlobApp:
         self._strangers = Strangers(clock)
         self._disk = ThreadPoolExecutor(THREADS, thread_name_prefix="blob-disk")
         self._movers = ThreadPoolExecutor(MOVERS, thread_name_prefix="blob-move")
-        self._sender = Sender(store, self._movers)
+        self._sender = Sender(store, self._disk, self._movers)
         self._hasher = ThreadPoolExecutor(1, thread_name_prefix="blob-hash")
         self._commits: dict[tuple[str, int, str], asyncio.Future[Any]] = {}
 

@@ -58,9 +58,13 @@ class Sums:
 class Sender:
     """Answers downloads from a store."""
 
-    def __init__(self, store: BlobStore, disk: ThreadPoolExecutor) -> None:
-        """`disk` are threads for whatever waits for the disk."""
-        self._store, self._disk, self._sums = store, disk, Sums()
+    def __init__(
+        self, store: BlobStore, disk: ThreadPoolExecutor, movers: ThreadPoolExecutor
+    ) -> None:
+        """`disk` are threads for what waits for the disk; `movers`, which all transfers share and
+        which are few, send what was read for its sum a moment ago.
+        """
+        self._store, self._disk, self._movers, self._sums = store, disk, movers, Sums()
 
     async def answer(self, digest: str, scope: Any, send: Any, *, silent_s: float) -> None:
         """The answer to a GET or HEAD of an object.
@@ -99,7 +103,7 @@ class Sender:
             await send({"type": "http.response.start", "status": status, "headers": told})
             if method == "GET":
                 part = FilePart(fd, start, stop)
-                start += await send_file(scope, part, self._disk, silent_s=silent_s)
+                start += await send_file(scope, part, self._movers, silent_s=silent_s)
             if method == "HEAD" or start == stop:
                 await send({"type": "http.response.body", "body": b""})
             else:

@@ -54,6 +54,7 @@ class FsspecCarrier:
         """
         self._tuning, self._clock = tuning or Tuning(), clock
         self._stop, self._random, self._meter = stop, random, Meter()
+        self._repeated = partial(self._meter.add, Transfers(retries=1))
         self._place = Place(url, options or {}, repeated=self._repeated)
         self._fs, self._shown = self._place.fs, self._place.shown
 
@@ -204,9 +205,6 @@ class FsspecCarrier:
 
     def close(self) -> None:
         """Nothing stays open between two calls."""
-
-    def _repeated(self) -> None:
-        self._meter.add(Transfers(retries=1))
 
     def _ask(self, call: Callable[[], T], *, what: str) -> T:
         retry = self._retry(self._stop)

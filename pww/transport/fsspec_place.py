@@ -20,7 +20,8 @@ class Place:
         """`options` are the file system's own (an endpoint, credentials); none is ever logged.
 
         `repeated` is called when S3's client by itself sends a request once more; not for the one
-        time that its HTTP library opens a broken connection anew.
+        time that its HTTP library opens a broken connection anew. The client holds it for good: let
+        it not hold the place, which could not go then.
 
         Raises:
             StateError: the package for this kind of URL is not installed.
@@ -124,7 +125,8 @@ def _with_defaults(
 
     session = AioSession()
     session.register("request-created.s3", created)
-    return {"session": session, **options, "config_kwargs": config}
+    ours = {"session": session, "skip_instance_cache": True}  # kept, each would stay for good
+    return {**ours, **options, "config_kwargs": config}
 
 
 def without_credentials(url: str) -> str:

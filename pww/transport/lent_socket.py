@@ -7,12 +7,15 @@ fetched from memory twice more. TLS has to see the bytes, so its sockets are not
 
 import asyncio
 import os
+import select
 import socket
 from collections.abc import Callable
 from concurrent.futures import Executor
 from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
+
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from pww.transport.file_part import FilePart, Unable
 from pww.transport.raw_body import Gone, HttpProtocol, protocol_of
@@ -25,10 +28,19 @@ FLUSHES = 5
 class LentSocket:
     """For as long as a request's body or its answer's lasts. Close it in any case."""
 
-    def __init__(self, http: HttpProtocol) -> None:
-        self.http, self.cycle = http, http.cycle  # the next request may come before this is over
+    def __init__(self, http: HttpProtocol, cycle: RequestResponseCycle) -> None:
+        """`cycle` is the request's own: `http` may have read the next one's head since."""
+        self.http, self.cycle, self._left = http, cycle, False
         plain = http.transport.get_extra_info("socket")
         self._socket, self.fd = plain, os.dup(plain.fileno())  # the loop watches its own
+
+    @property
+    def over(self) -> bool:
+        """Whether nobody waits for a thread's work here any more: it is to stop where it is.
+
+        Until then this descriptor keeps the connection open, though the loop has hung up.
+        """
+        return self._left or self.cycle.disconnected
 
     def close(self) -> None:
         """Gives it back."""
@@ -42,6 +54,8 @@ class LentSocket:
     async def run(self, disk: Executor, work: Callable[[], T]) -> T:
         """What `work` returns, in a thread. However this ends, no thread is at it afterwards.
 
+        `work` looks at `over` often, and raises `Gone` for whatever fault the socket has.
+
         Raises:
             Gone: the peer hung up, as `work` or the loop saw.
             Exception: whatever else `work` raises.
@@ -49,10 +63,13 @@ class LentSocket:
         working = self.http.loop.run_in_executor(disk, work)
         try:
             result = await asyncio.shield(working)
-        except ConnectionError:
+        except Gone:
             self.http.transport.abort()
             self.cycle.disconnected = True  # as the loop would see by itself, a moment later
-            raise Gone from None
+            raise
+        except asyncio.CancelledError:
+            self._left = True
+            raise
         finally:
             while not working.done():  # what it uses may not be closed, nor be another file then
                 with suppress(asyncio.CancelledError):
@@ -105,6 +122,7 @@ async def send_file(scope: Any, part: FilePart, disk: Executor, *, silent_s: flo
     http = protocol_of(scope)
     if http is None or http.secure or http.cycle.chunked_encoding:
         return 0
+    cycle = http.cycle  # the next request's may come while this one's head goes out
     for _ in range(FLUSHES):
         if http.transport.get_write_buffer_size() == 0:
             break
@@ -113,10 +131,10 @@ async def send_file(scope: Any, part: FilePart, disk: Executor, *, silent_s: flo
         return 0
     if http.transport.is_closing():
         raise Gone
-    lent, at = LentSocket(http), part.start
+    lent, at = LentSocket(http, cycle), part.start
     try:
         while at < part.stop:
-            at, able = await lent.run(disk, partial(_give, part, lent.fd, at))
+            at, able = await lent.run(disk, partial(_give, part, lent, at))
             if not able:
                 break
             if at < part.stop:
@@ -127,13 +145,24 @@ async def send_file(scope: Any, part: FilePart, disk: Executor, *, silent_s: flo
     return at - part.start
 
 
-def _give(part: FilePart, sock: int, at: int) -> tuple[int, bool]:
+def _give(part: FilePart, lent: LentSocket, at: int) -> tuple[int, bool]:
     """The first byte that the socket did not take, and whether it may take it later."""
     try:
-        while at < part.stop:
-            at += part.give(sock, at)
+        while at < part.stop and not lent.over:
+            at += part.give(lent.fd, at)
     except BlockingIOError:
         return at, True
     except Unable:
         return at, False
+    except OSError as why:
+        if _closed(lent.fd):
+            raise Gone from why
+        raise  # the disk's
     return at, True
+
+
+def _closed(sock: int) -> bool:
+    """Whether the connection is over both ways, as after every fault that ends one."""
+    look = select.poll()
+    look.register(sock, 0)
+    return bool(look.poll(0))

@@ -67,7 +67,7 @@ class _Body:
         self._early, self._left = http.early(size_bytes)
         self._at = 0  # of the body; where a byte lies in a page of the file if pieces begin pages
         self._awaited = 1
-        self._lent = LentSocket(http)
+        self._lent = LentSocket(http, http.cycle)
         if self._left:
             http.parser = httptools.HttpRequestParser(http)  # the old one waits for this body
             http.parser.set_dangerous_leniencies(lenient_data_after_close=True)
@@ -80,7 +80,7 @@ class _Body:
                 return
             self._wake_at(MOST_AWAITED if self._at - before >= FAST else 1)
             try:
-                limit_s = silent_s if self._awaited == 1 else min(GLANCE_S, silent_s)
+                limit_s = silent_s if self._awaited == 1 else min(GLANCE_S, silent_s / 2)
                 await self._lent.readable(limit_s)
             except TimeoutError:
                 if self._awaited == 1:
@@ -95,15 +95,17 @@ class _Body:
             self._at = len(early)
             self._sink([early])
         buffer = thread_buffer(PAGE + SLICE)
-        while self._left:
+        while self._left and not self._lent.over:
             place = self._at % PAGE  # as in the file: or the system copies at a third of its speed
             room = buffer[place : place + min(SLICE, self._left)]
             try:
                 got = os.readv(self._lent.fd, [room])
             except BlockingIOError:
                 return
+            except OSError as why:
+                raise Gone from why
             if got == 0:
-                raise ConnectionResetError
+                raise Gone
             self._at, self._left = self._at + got, self._left - got
             self._sink([np.frombuffer(room[:got], dtype=np.uint8)])
 

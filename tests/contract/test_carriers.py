@@ -3,10 +3,12 @@
 One suite for the blob store (its real port), a shared folder, fsspec's memory and an S3 server.
 """
 
+import gc
 import logging
 import socket
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -345,6 +347,17 @@ def test_what_botocore_repeats_by_itself_is_counted(tmp_path: Path, s3: str, tim
         assert (len(lost), there.transfers().retries) == (times, times // 2)
         assert there.transfers().bytes_up == info.size_bytes
         assert there._fs.retries == 1, "s3fs repeats nothing in silence"
+
+
+def test_a_client_of_a_bucket_goes_with_its_connections(tmp_path: Path, s3: str) -> None:
+    """Or a process would keep those of every carrier it ever had."""
+    path, info = made(tmp_path, 18)
+    there = client(f"s3://bucket/{tmp_path.name}", **options(s3))
+    there.put(path, info)
+    left = weakref.ref(there._fs)
+    del there
+    gc.collect()
+    assert left() is None
 
 
 def test_short_range(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,24 +30,51 @@ class App:
         self.file, self.disk = file, ThreadPoolExecutor(2)
         self.silent_s, self.told = 60.0, list[object]()
         self.over = threading.Event()
+        self.next = b""  # comes while the answer's head goes out
+        self.task: asyncio.Task[None] | None = None
+        self.scope: Any = None
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        self.task, self.scope = asyncio.current_task(), scope
         fd = os.open(self.file, os.O_RDONLY)
         start = int(scope["path"][1:])
         size = str(len(DATA) - start).encode()
         head = {"type": "http.response.start", "status": 200}
         try:
             await send({**head, "headers": [(b"content-length", size)]})
+            if self.next:
+                scope["extensions"]["pww.raw_body"].transport = Slow(scope, self.next)
+                self.next = b""
             part = FilePart(fd, start, len(DATA))
             sent = await send_file(scope, part, self.disk, silent_s=self.silent_s)
             self.told.append(sent)
             await send({"type": "http.response.body", "body": DATA[start + sent :]})
-        except (Gone, TimeoutError, PayloadError) as fault:
+        except (Gone, OSError, PayloadError, asyncio.CancelledError) as fault:
             http = protocol_of(scope)
             self.told += [type(fault), http is not None and http.cycle.disconnected]
         finally:
             os.close(fd)
             self.over.set()
+
+
+class Slow:
+    """A transport that still has an answer's head when the next request's head comes."""
+
+    def __init__(self, scope: Any, head: bytes) -> None:
+        self.http, self.head = protocol_of(scope), head
+        assert self.http is not None
+        self.real = self.http.transport
+
+    def get_write_buffer_size(self) -> int:
+        if not self.head:
+            return self.real.get_write_buffer_size()
+        head, self.head = self.head, b""
+        assert self.http is not None
+        self.http.data_received(head)
+        return len(head)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.real, name)
 
 
 @pytest.fixture
@@ -68,13 +95,19 @@ def link(served: tuple[App, int]) -> Iterator[socket.socket]:
 
 
 def ask(link: socket.socket, *starts: int) -> None:
-    link.sendall(b"".join(b"GET /%d HTTP/1.1\r\nhost: x\r\n\r\n" % start for start in starts))
+    link.sendall(b"".join(map(request, starts)))
+
+
+def request(start: int) -> bytes:
+    return b"GET /%d HTTP/1.1\r\nhost: x\r\n\r\n" % start
 
 
 def answer(link: socket.socket, start: int) -> bytes:
     got = b""
     while not got.endswith(b"\r\n\r\n"):
-        got += link.recv(1)
+        more = link.recv(1)
+        assert more, "the connection is over"
+        got += more
     body = bytearray()
     while len(body) < len(DATA) - start:
         more = link.recv(len(DATA) - start - len(body))
@@ -100,6 +133,76 @@ def test_the_next_request_comes_before_the_answer_is_over(
     assert link.recv(1, socket.MSG_PEEK)
     ask(link, 7, 9)
     assert [answer(link, start) == DATA[start:] for start in (0, 7, 9)] == [True] * 3
+
+
+def test_the_next_request_comes_before_the_answer_is_begun(
+    served: tuple[App, int], link: socket.socket
+) -> None:
+    app, _ = served
+    app.next = request(7)
+    ask(link, 5)
+    assert [answer(link, start) == DATA[start:] for start in (5, 7)] == [True] * 2
+    assert app.told == [len(DATA) - 5, len(DATA) - 7]
+
+
+@pytest.mark.parametrize("number", [errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.EIO])
+@pytest.mark.parametrize("broken", [True, False])
+def test_a_fault_of_the_socket_is_none_of_the_disk(
+    served: tuple[App, int], monkeypatch: pytest.MonkeyPatch, number: int, broken: bool
+) -> None:
+    """One number may be of either: a far disk's too."""
+
+    def fails(sock: int, *_: Any) -> int:
+        if broken:
+            with socket.socket(fileno=os.dup(sock)) as ends:
+                ends.shutdown(socket.SHUT_RDWR)
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "sendfile", fails)
+    with socket.create_connection(("127.0.0.1", served[1]), timeout=60) as link:
+        ask(link, 0)
+        assert served[0].over.wait(60)
+    fault = type(OSError(number, ""))
+    assert served[0].told == ([Gone, True] if broken else [fault, False])
+
+
+@pytest.mark.parametrize("how", ["cancel", "abort"])
+def test_who_is_hung_up_on_is_sent_no_more(
+    served: tuple[App, int], link: socket.socket, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    app, _ = served
+    begun, go, calls, real = threading.Event(), threading.Event(), [], os.sendfile
+
+    def once(*words: Any) -> int:
+        calls.append(words)
+        begun.set()
+        assert go.wait(60)
+        return real(*words)
+
+    monkeypatch.setattr(os, "sendfile", once)
+    ask(link, 0)
+    assert begun.wait(60)
+    hang_up(app.scope, app.task, how)
+    go.set()
+    assert app.over.wait(60)
+    assert (len(calls), app.told[0]) == (1, asyncio.CancelledError if how == "cancel" else Gone)
+
+
+def hang_up(scope: Any, task: Any, how: str) -> None:
+    """As a server that ends; when this returns, whoever serves the request could know."""
+    http = protocol_of(scope)
+    assert http is not None
+
+    async def end() -> None:
+        if how == "cancel":
+            task.cancel()
+            await asyncio.sleep(0)  # for it to be woken
+        else:
+            http.transport.abort()
+            while not http.cycle.disconnected:
+                await asyncio.sleep(0)
+
+    asyncio.run_coroutine_threadsafe(end(), http.loop).result(60)
 
 
 def test_what_the_system_cannot_send_goes_by_asgi(
@@ -150,6 +253,21 @@ def test_a_file_that_becomes_shorter_breaks_the_answer(
     assert app.told == [PayloadError, False]
 
 
+def test_a_connection_that_the_work_itself_lost_is_not_the_peers(served: tuple[App, int]) -> None:
+    def work() -> None:
+        raise ConnectionResetError("by a far disk")
+
+    async def run() -> None:
+        with socket.create_connection(("127.0.0.1", served[1])) as sock, ThreadPoolExecutor(1) as d:
+            http: Any = Http(asyncio.get_running_loop(), sock)
+            lent = LentSocket(http, http)
+            with pytest.raises(ConnectionResetError, match="by a far disk"):
+                await lent.run(d, work)
+            lent.close()
+
+    asyncio.run(run())
+
+
 def test_who_is_cancelled_waits_for_the_thread(served: tuple[App, int]) -> None:
     """It uses descriptors that are closed, and may be another file's, right afterwards."""
     begun, go, done = threading.Event(), threading.Event(), []
@@ -162,7 +280,8 @@ def test_who_is_cancelled_waits_for_the_thread(served: tuple[App, int]) -> None:
     async def run() -> None:
         loop = asyncio.get_running_loop()
         with socket.create_connection(("127.0.0.1", served[1])) as sock, ThreadPoolExecutor(1) as d:
-            lent = LentSocket(Http(loop, sock))  # type: ignore[arg-type]
+            http: Any = Http(loop, sock)
+            lent = LentSocket(http, http)
             task = loop.create_task(lent.run(d, work))
             await loop.run_in_executor(None, begun.wait)
             for _ in range(2):

@@ -1,8 +1,10 @@
 """Bodies of requests for threads: the exact bytes, whoever sends them and however it ends."""
 
 import asyncio
+import errno
 import gc
 import hashlib
+import os
 import socket
 import sys
 import threading
@@ -41,6 +43,8 @@ class App:
         self.told: list[object] = []
         self.event = threading.Event()
         self.disk = ThreadPoolExecutor(2)
+        self.begun, self.go = threading.Event(), threading.Event()
+        self.calls, self.task = 0, list[asyncio.Task[Any] | None]()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         size, path = int(dict(scope["headers"]).get(b"content-length", b"0")), scope["path"]
@@ -58,18 +62,22 @@ class App:
             await send({"type": "http.response.body", "body": answer})
 
     async def _read(self, path: str, scope: Any, receive: Any, size: int) -> bytes:
-        digest = hashlib.sha256()
+        digest, self.task = hashlib.sha256(), [asyncio.current_task()]
 
         def take(bites: Sequence[Data]) -> None:
             for bite in bites:
                 digest.update(bite.tobytes() if isinstance(bite, np.ndarray) else bite)
             if path == "/enough":
                 raise Enough
+            if path == "/held":
+                self.calls += 1
+                self.begun.set()
+                assert self.go.wait(60)
 
-        silent_s = 2.0 if path == "/silent" else 60.0
+        silent_s = {"/silent": 2.0, "/brief": module.GLANCE_S}.get(path, 60.0)
         try:
             await read_body(scope, receive, size, take, self.disk, silent_s=silent_s)
-        except (Enough, Gone, TimeoutError) as fault:
+        except (Enough, Gone, TimeoutError, asyncio.CancelledError) as fault:
             self.told.append(type(fault))
             self.event.set()
             return type(fault).__name__.encode()
@@ -188,6 +196,38 @@ def test_a_client_that_is_silent_and_one_that_hangs_up(link: socket.socket, app:
     assert app.told == [Gone]
 
 
+def test_nothing_is_taken_for_a_request_that_was_cancelled(link: socket.socket, app: App) -> None:
+    link.sendall(head("/held", 2000) + BODY[:1000])
+    assert app.begun.wait(60)
+    link.sendall(BODY[1000:1500])
+    (task,) = app.task
+    assert task is not None
+
+    async def cancel() -> None:
+        task.cancel()
+        await asyncio.sleep(0)  # for it to be woken
+
+    asyncio.run_coroutine_threadsafe(cancel(), task.get_loop()).result(60)
+    app.go.set()
+    assert (answer(link), app.calls) == ("CancelledError", 1)
+    link.sendall(BODY[1500:2000] + head("/", 10) + BODY[:10])
+    assert answer(link) == digest(BODY[:10]), "the rest is skipped"
+
+
+@pytest.mark.parametrize("served", ["plain"], indirect=True)  # TLS reads in the loop
+@pytest.mark.parametrize("number", [errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ECONNRESET])
+def test_a_fault_of_the_socket_is_a_client_who_is_gone(
+    link: socket.socket, app: App, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def fails(*_: Any) -> int:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "readv", fails)
+    link.sendall(head("/", 10))
+    assert app.event.wait(60)
+    assert app.told == [Gone]
+
+
 def test_a_slow_client_is_not_a_silent_one(link: socket.socket, app: App) -> None:
     """A few bytes at a time, each sooner than the limit, all of them later."""
     link.sendall(head("/silent", 12))
@@ -197,10 +237,11 @@ def test_a_slow_client_is_not_a_silent_one(link: socket.socket, app: App) -> Non
     assert answer(link) == digest(BODY[:12])
 
 
-def test_a_client_that_becomes_slow_is_heard(link: socket.socket, app: App) -> None:
+@pytest.mark.parametrize("path", ["/silent", "/brief"])
+def test_a_client_that_becomes_slow_is_heard(link: socket.socket, app: App, path: str) -> None:
     """A fast body wakes the loop seldom; the few bytes that come in the end are no silence."""
     data = BODY[: 2 * BITE + 12]
-    link.sendall(head("/silent", len(data)) + data[:-12])
+    link.sendall(head(path, len(data)) + data[:-12])
     for at in range(len(data) - 12, len(data)):
         threading.Event().wait(0.25)
         link.sendall(data[at : at + 1])

@@ -1,6 +1,8 @@
-"""The sums of ranges: right, computed once, and only so many are kept."""
+"""Objects on their way out: sums are right, computed once, and only so many are kept."""
 
+import asyncio
 import os
+import threading
 
 import google_crc32c
 import httpx
@@ -9,6 +11,7 @@ import pytest
 from blob_desk import Desk, made
 
 from pww.central import blob_send
+from pww.central.blob_http import MOVERS
 from pww.central.blob_send import Sums
 from pww.errors import PayloadError
 from pww.transport.blob_wire import CRC
@@ -62,6 +65,32 @@ def test_a_file_that_was_mended_is_summed_anew(file):
     os.pwrite(file, DATA, 0)
     os.utime(file, ns=(1, 1))
     assert sums.of("a", FilePart(file, 0, 10)) == google_crc32c.value(DATA[:10])
+
+
+def test_a_read_that_waits_keeps_no_transfer_waiting(tmp_path):
+    """All transfers share the few threads that move bytes: the disk is waited for in others."""
+    desk, go, sent = Desk.open(tmp_path), threading.Event(), []
+    path, info = made(tmp_path, 1)
+    desk.store.publish(info, path)
+    scope = {
+        "type": "http", "method": "GET", "path": f"/v1/blobs/{info.digest}",
+        "headers": [(b"range", b"bytes=1-")],
+    }  # fmt: skip
+
+    async def send(event):
+        sent.append(event)
+
+    try:
+        for _ in range(MOVERS):
+            desk.app._movers.submit(go.wait, 60)
+        asyncio.run(asyncio.wait_for(desk.app(scope, None, send), 20))
+        head, *rest = sent
+        body = b"".join(event["body"] for event in rest)
+        assert dict(head["headers"])[CRC.encode()] == b"%08x" % google_crc32c.value(body)
+        assert body == path.read_bytes()[1:]
+    finally:
+        go.set()
+        desk.close()
 
 
 def test_what_is_too_long_to_sum_before_it_is_sent_goes_without(tmp_path, monkeypatch):
