@@ -21,14 +21,12 @@ from pww.transport.raw_body import BITE, Gone, HttpProtocol, RawBody, protocol_o
 SLICE = 2 << 20
 """Taken from the socket at once: threads that seldom meet seldom wait for each other."""
 PAGE = 4096
-MOST_AWAITED = 512 << 10
-"""Nobody is woken for less of a body that comes fast: a wake costs as much as the copy."""
+PAUSE_S, MOST_AWAITED = 0.05, 512 << 10
+"""Nobody is woken for less than comes in this time, or this much: a wake costs a copy."""
 GLANCE_S = 1.0
 """What came and was too little to wake anybody is seen within this."""
-FAST = 32 << 10
-"""A body comes fast if so much was there at once."""
 ROOM = 4 << 20
-"""The system makes room for so much of a body that comes fast: its sender need not wait for us."""
+"""The system makes room for so much of a body that is no trickle: its sender need not wait."""
 Data = bytes | NDArray[np.uint8]
 Sink = Callable[[Sequence[Data]], None]
 """Takes the next bytes, which last until it returns; in threads, one call at a time."""
@@ -73,12 +71,17 @@ class _Body:
             http.parser.set_dangerous_leniencies(lenient_data_after_close=True)
 
     async def read(self, disk: Executor, silent_s: float) -> None:
+        clock = self._http.loop.time
+        since_s = clock()
         while True:
             before = self._at
             await self._lent.run(disk, self._take)
             if not self._left:
                 return
-            self._wake_at(MOST_AWAITED if self._at - before >= FAST else 1)
+            now_s = clock()
+            rate = (self._at - before) / max(now_s - since_s, 1e-3)
+            self._wake_at(min(int(rate * PAUSE_S), MOST_AWAITED))
+            since_s = now_s
             try:
                 limit_s = silent_s if self._awaited == 1 else min(GLANCE_S, silent_s / 2)
                 await self._lent.readable(limit_s)

@@ -45,6 +45,7 @@ class App:
         self.disk = ThreadPoolExecutor(2)
         self.begun, self.go = threading.Event(), threading.Event()
         self.calls, self.task = 0, list[asyncio.Task[Any] | None]()
+        self.taken = 0
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         size, path = int(dict(scope["headers"]).get(b"content-length", b"0")), scope["path"]
@@ -65,6 +66,7 @@ class App:
         digest, self.task = hashlib.sha256(), [asyncio.current_task()]
 
         def take(bites: Sequence[Data]) -> None:
+            self.taken += 1
             for bite in bites:
                 digest.update(bite.tobytes() if isinstance(bite, np.ndarray) else bite)
             if path == "/enough":
@@ -259,6 +261,20 @@ def test_a_fast_body_wakes_nobody_for_little_and_the_next_request_does(
         assert answer(link) == digest(BODY)
         link.sendall(head("/", 1) + BODY[:1])
         assert answer(link) == digest(BODY[:1])
+
+
+def test_a_steady_body_of_small_packets_wakes_nobody_for_each(
+    link: socket.socket, app: App
+) -> None:
+    """As over a long way, shared by many connections."""
+    app.taken = 0
+    packets = [BODY[at : at + 4000] for at in range(0, 4000 * 200, 4000)]
+    link.sendall(head("/", 4000 * 200))
+    for packet in packets:
+        link.sendall(packet)
+        threading.Event().wait(0.002)
+    assert answer(link) == digest(b"".join(packets))
+    assert app.taken <= 60
 
 
 def test_nobody_is_read_faster_than_he_is_listened_to(link: socket.socket, app: App) -> None:
