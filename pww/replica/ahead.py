@@ -29,7 +29,7 @@ class Ahead:
         """Tells the trainer once what comes next, as soon as that is known. Collective, and quick;
         no request is made.
         """
-        lease = self._ranks.local(self._session.ahead)
+        lease = self._ranks.local(lambda: self._session.ahead())
         if lease is not None and lease.id != self._told:
             self._told = lease.id
             trainer.expect(self._plan.windows(lease))
