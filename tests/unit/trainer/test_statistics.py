@@ -1,15 +1,19 @@
 """Running statistics estimated anew: plain means over batches, and afterwards as they were."""
 
+import pytest
 import torch
 from torch import nn
 
-from pww.trainer.statistics import recalibrated
+from pww.trainer.statistics import are_finite, recalibrated
 
 
 class One:
     """A replica of one rank."""
 
     group, rank, world = None, 0, 1
+
+    def most(self, number: int) -> int:
+        return number
 
 
 def test_plain_means_inside_and_nothing_changed_after() -> None:
@@ -31,3 +35,15 @@ def test_plain_means_inside_and_nothing_changed_after() -> None:
     assert not model.training
     for buffer, was in zip(model.buffers(), before, strict=True):
         assert torch.equal(buffer, was)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf"), 3e38, -3e38])
+@pytest.mark.parametrize("name", ["0.weight", "1.weight", "1.running_var"])
+def test_one_value_that_is_no_number_is_seen(name: str, value: float) -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    model.register_parameter("empty", nn.Parameter(torch.empty(0, 3)))
+    assert are_finite(model, ranks=One())  # type: ignore[arg-type]
+    with torch.no_grad():
+        model.state_dict()[name].view(-1)[-1] = value
+    found = are_finite(model, ranks=One())  # type: ignore[arg-type]
+    assert found == (abs(value) == 3e38)
