@@ -85,12 +85,7 @@ class LentSocket:
             TimeoutError: not for so long.
         """
         loop = self.http.loop
-        came = asyncio.Event()
-        loop.add_reader(self.fd, came.set)
-        try:
-            await asyncio.wait_for(came.wait(), silent_s)
-        finally:
-            loop.remove_reader(self.fd)
+        await self._ready(loop.add_reader, loop.remove_reader, silent_s)
 
     async def writable(self, silent_s: float) -> None:
         """Returns when there is room again.
@@ -99,12 +94,17 @@ class LentSocket:
             TimeoutError: not for so long.
         """
         loop = self.http.loop
+        await self._ready(loop.add_writer, loop.remove_writer, silent_s)
+
+    async def _ready(
+        self, watch: Callable[..., object], forget: Callable[[int], object], silent_s: float
+    ) -> None:
         came = asyncio.Event()
-        loop.add_writer(self.fd, came.set)
+        watch(self.fd, came.set)
         try:
             await asyncio.wait_for(came.wait(), silent_s)
         finally:
-            loop.remove_writer(self.fd)
+            forget(self.fd)
 
 
 async def send_file(scope: Any, part: FilePart, disk: Executor, *, silent_s: float) -> int:

@@ -62,11 +62,18 @@ class HttpProtocol(HttpToolsProtocol):
         odd = any(name in (b"transfer-encoding", b"expect") for name, _ in self.headers)
         return not odd and not self.transport.is_closing()
 
-    def early(self, size_bytes: int) -> tuple[bytes, int]:
-        """What came already of a body of so many bytes, and how many are to come. Now it rests."""
+    def take_over(self, size_bytes: int) -> tuple[bytes, int]:
+        """What came already of a body of so many bytes, and how many are to come, past the parser.
+
+        Reading rests, and what comes after the body is for a new parser.
+        """
         self.flow.pause_reading()
         early, self.cycle.body = bytes(self.cycle.body), bytearray()
-        return early, size_bytes - len(early) if self.cycle.more_body else 0
+        left = size_bytes - len(early) if self.cycle.more_body else 0
+        if left:
+            self.parser = httptools.HttpRequestParser(self)  # the old one waits for this body
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        return early, left
 
 
 def protocol_of(scope: Any) -> HttpProtocol | None:
@@ -133,7 +140,7 @@ class RawBody(_Reader):
         super().__init__(http)
         self._cycle, self._loop = http.cycle, http.loop
         self._transport: Any = http.transport
-        early, self._left = http.early(size_bytes)
+        early, self._left = http.take_over(size_bytes)
         self._ready: deque[tuple[Bite, Bite | None]] = deque()  # and the buffer they are in
         if early:
             self._ready.append((np.frombuffer(early, dtype=np.uint8), None))
@@ -145,8 +152,6 @@ class RawBody(_Reader):
         self._event, self._heard_s = asyncio.Event(), self._loop.time()
         if self._left:
             self._free = [_buffer(), _buffer()]
-            http.parser = httptools.HttpRequestParser(http)  # the old one waits for this body
-            http.parser.set_dangerous_leniencies(lenient_data_after_close=True)
             self._switch(self)
 
     async def next(self, silent_s: float) -> Bite | None:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from typing import Any
 
-import httptools
 import numpy as np
 from numpy.typing import NDArray
 
@@ -62,13 +61,10 @@ class _Body:
 
     def __init__(self, http: HttpProtocol, size_bytes: int, sink: Sink) -> None:
         self._http, self._sink = http, sink
-        self._early, self._left = http.early(size_bytes)
+        self._early, self._left = http.take_over(size_bytes)
         self._at = 0  # of the body; where a byte lies in a page of the file if pieces begin pages
         self._awaited = 1
         self._lent = LentSocket(http, http.cycle)
-        if self._left:
-            http.parser = httptools.HttpRequestParser(http)  # the old one waits for this body
-            http.parser.set_dangerous_leniencies(lenient_data_after_close=True)
 
     async def read(self, disk: Executor, silent_s: float) -> None:
         clock = self._http.loop.time
@@ -155,7 +151,7 @@ async def _by_loop(body: RawBody, sink: Sink, disk: Executor, silent_s: float) -
 
 
 async def _by_asgi(receive: Any, sink: Sink, disk: Executor, silent_s: float) -> None:
-    """Likewise."""
+    """From a server that lends nothing: a bite is taken while the next one comes."""
     loop = asyncio.get_running_loop()
     taking: asyncio.Future[None] | None = None
     bite: list[bytes] = []  # as they came: joining them would be one more copy
