@@ -27,6 +27,7 @@ from pww.config import paths
 from pww.config.load import run_app
 from pww.config.schema import Config
 from pww.config.shorthand import with_tokenizer
+from pww.config.words import refuse_unknown_command
 from pww.errors import ConfigError, PwwError, StateError, Stopped
 
 log = logging.getLogger("pww.central")
@@ -67,6 +68,7 @@ def _command(argv: list[str]) -> int | None:
             return _replay(argv[1:])
         case [word] if word in keys_command.COMMANDS:
             return keys_command.run(argv)
+    refuse_unknown_command(argv, ("audit", "replay", *keys_command.COMMANDS))
     return None
 
 

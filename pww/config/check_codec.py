@@ -72,31 +72,32 @@ def late(codec: Codec, outer: Outer) -> Iterator[str]:
     """What feedback brings late must not be stepped on as if it were new."""
     if codec.kind not in ("topk", "dct", "randomk") or not codec.feedback or codec.keep == BLOCK:
         return
-    step, most = effective_step(outer), largest_step(codec.keep)
-    if step <= most:
-        return
-    enough = math.ceil((step - LATE) / (most - LATE) * codec.keep)
+    most = largest_step(codec.keep)
+    enough = math.ceil((effective_step(outer) - LATE) / (most - LATE) * codec.keep)
     more = f", or codec.keep={enough} or more" if enough <= MEASURED else ""
-    yield (
-        f"codec={codec.kind}: {codec.name} sends {codec.keep} of {BLOCK} values and the others "
-        f"late, and an outer step of diloco.outer.lr / (1 - diloco.outer.momentum) = {step:.4g} "
-        f"overshoots with those (above {most:.4g} it costs 10 % of loss and more, up to "
-        f"divergence); use {AVERAGING}{more}, or codec=int4, which sends every value every round; "
-        "or codec.force=true to do so all the same"
-    )
+    for sentence in overshoots(outer, codec.keep, of="values", key="codec", more=more):
+        anyway = "; or codec.force=true to do so all the same"
+        yield f"codec={codec.kind}: {codec.name} {sentence}{anyway}"
 
 
 def theta_is_not_late(config: Config) -> Iterator[str]:
     """The way down has feedback too, and what it brings late overshoots in the same way."""
-    down, step = config.transport.down, effective_step(config.diloco.outer)
-    if down != "topk-64-b2" or step <= (most := largest_step(64)):
-        return
-    yield (
-        f"transport.down={down}: sends 64 of {BLOCK} values of an update and the others late, and "
-        f"an outer step of diloco.outer.lr / (1 - diloco.outer.momentum) = {step:.4g} overshoots "
-        f"with those (above {most:.4g} it costs 10 % of loss and more, up to divergence); use "
-        f"{AVERAGING}, or transport.down=int4, which sends every value every round"
-    )
+    if (down := config.transport.down) == "topk-64-b2":
+        of, key = "values of an update", "transport.down"
+        for sentence in overshoots(config.diloco.outer, 64, of=of, key=key):
+            yield f"transport.down={down}: {sentence}"
+
+
+def overshoots(outer: Outer, keep: int, *, of: str, key: str, more: str = "") -> Iterator[str]:
+    """What happens to the values that come late under this outer step, and what to write."""
+    step, most = effective_step(outer), largest_step(keep)
+    if step > most:
+        yield (
+            f"sends {keep} of {BLOCK} {of} and the others late, and an outer step of "
+            f"diloco.outer.lr / (1 - diloco.outer.momentum) = {step:.4g} overshoots with those "
+            f"(above {most:.4g} it costs 10 % of loss and more, up to divergence); use "
+            f"{AVERAGING}{more}, or {key}=int4, which sends every value every round"
+        )
 
 
 def effective_step(outer: Outer) -> float:

@@ -7,7 +7,8 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, get_args
 
-from pww.config.faults import Faults
+from pww.config.faults import Faults, did_you_mean
+from pww.errors import ConfigError
 
 if TYPE_CHECKING:
     from hydra.core.config_loader import ConfigLoader
@@ -46,6 +47,21 @@ def parse(words: Sequence[str], *, loader: "ConfigLoader", faults: Faults) -> li
             continue
         parsed.append(override)
     return parsed
+
+
+def refuse_unknown_command(words: Sequence[str], commands: Sequence[str]) -> None:
+    """For a program whose first word may be a command, which it was not.
+
+    Raises:
+        ConfigError: it is no override or option either.
+    """
+    word = next(iter(words), "-")
+    if word.startswith(("-", "~")) or "=" in word:
+        return
+    there, near = ", ".join(commands), did_you_mean(word, commands)
+    raise ConfigError(
+        [f"{word}: no command (there are {there}), and no override, which is key=value{near}"]
+    )
 
 
 def sweep(overrides: Sequence["Override"], faults: Faults) -> list[list["Override"]]:

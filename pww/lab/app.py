@@ -9,6 +9,7 @@ first run begins.
 
 import logging
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from pww.config.check_codec import forced, late
 from pww.config.load import run_app
 from pww.config.prepare import LAB
 from pww.config.schema.lab import LabConfig
+from pww.config.words import refuse_unknown_command
 from pww.errors import ConfigError
 from pww.lab import given, tune
 from pww.lab.cells import Value, cell_id
@@ -34,6 +36,11 @@ def start(argv: Sequence[str]) -> int:
     """The program: the words after its name in, the exit code out."""
     if argv and argv[0] in COMMANDS:
         return start_command(argv)
+    try:
+        refuse_unknown_command(argv, tuple(COMMANDS))
+    except ConfigError as fault:
+        print(fault, file=sys.stderr)
+        return fault.exit_code
     app = App()
     return run_app(app.run, program="pww.lab", refine=app.settle, argv=spelled(argv), shape=LAB)
 

@@ -4,7 +4,8 @@
     windows=N  of the corpus (default 8192, 257 tokens each)
     steps=N    inner steps of a phase (default 50)
     batch=N    windows of a site's step; one parallel step has twice as many (default 8)
-    model=WORDS  overrides, comma-separated (default: a Qwen3 of 10 M parameters)
+    model=WORDS  overrides, comma-separated (default: a Qwen3 of 10 M parameters, in bf16 with fp32
+               masters)
     keep=FILE  results as JSON lines: what is there with these settings is not trained again, what
                is trained is added, so that seeds add up over several calls (default: none)
 
@@ -30,7 +31,8 @@ from pww.log import JsonLines, read_json_lines
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = (
     "model.dim=256,model.num_layers=10,model.num_heads=8,model.num_kv_heads=4,model.head_dim=32,"
-    "model.hidden_dim=768,model.seq_len=256,optim.lr=1e-3,data.tokenizer.vocab_size=8192"
+    "model.hidden_dim=768,model.seq_len=256,optim.lr=1e-3,data.tokenizer.vocab_size=8192,"
+    "model.dtype=bf16"
 )
 DEFAULTS = {"seeds": "3", "windows": "8192", "steps": "50", "batch": "8", "model": MODEL}
 

@@ -158,3 +158,8 @@ def test_what_only_a_site_can_choose_is_said(overlap: bool, caplog) -> None:
     _say_what_is_a_sites(compose([f"diloco.overlap={str(overlap).lower()}"]))
     told = "diloco.overlap=true has no effect at the central: each site chooses for itself"
     assert (told in caplog.text) == overlap
+
+
+def test_a_mistyped_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["adit", "run"]) == 2
+    assert "did you mean audit?" in capsys.readouterr().err

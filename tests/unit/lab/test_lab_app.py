@@ -258,6 +258,15 @@ def test_the_other_commands_are_reached(capsys: pytest.CaptureFixture[str]) -> N
     assert "pww.lab predict" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("typed", "near"), [("stdy", "; did you mean study?"), ("x", "")])
+def test_a_mistyped_command(typed: str, near: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert app.start([typed, "first"]) == 2
+    assert capsys.readouterr().err == (
+        f"{typed}: no command (there are predict, report, study), and no override, which is "
+        f"key=value{near}\n"
+    )
+
+
 def test_what_a_run_would_refuse_is_said_and_tried(
     outputs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
