@@ -44,11 +44,3 @@ class Blocks:
     def place(self, rank: int) -> int:
         """Which rank of its replica it is; it exchanges with that of the others."""
         return rank % self.size
-
-    def inner(self) -> list[list[int]]:
-        """The ranks of each replica."""
-        return [list(range(r * self.size, (r + 1) * self.size)) for r in range(self.replicas)]
-
-    def outer(self) -> list[list[int]]:
-        """The ranks that exchange with each other, in the order of their replicas."""
-        return [list(range(j, self.ranks, self.size)) for j in range(self.size)]

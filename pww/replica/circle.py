@@ -10,7 +10,6 @@ from typing import Any, Protocol
 import torch
 from torch import distributed as dist
 
-from pww.replica.blocks import Blocks
 from pww.trainer.ranks import together
 
 
@@ -75,21 +74,6 @@ class Circle:
             self._group.broadcast([sent], how).wait()
         if self.place != source:
             tensor.copy_(sent.view(tensor.dtype).view(tensor.shape))
-
-
-def circles(
-    blocks: Blocks, *, rank: int, backend: str, device: torch.device
-) -> tuple[Circle, Circle]:
-    """This rank's replica, and its counterparts in the others. Collective over all ranks."""
-    mine = []
-    for groups in (blocks.inner(), blocks.outer()):
-        here = None
-        for ranks in groups:  # every rank makes every group, in the same order
-            group = dist.new_group(ranks, backend=backend) if len(ranks) > 1 else None
-            if rank in ranks:
-                here = group
-        mine.append(Circle(here, device=device))
-    return mine[0], mine[1]
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from pww.clock import SystemClock
 from pww.config import schema
 from pww.replica.blocks import Blocks
-from pww.replica.circle import circles
+from pww.replica.circle import Circle
 from pww.replica.collective import Collective
 from pww.replica.live import pieces
 
@@ -37,22 +37,34 @@ class Here:
     def __init__(self, replicas: int) -> None:
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         self.blocks = Blocks.of(self.world, replicas=replicas)
-        self.inner, self.outer = circles(self.blocks, rank=self.rank, backend="gloo", device=CPU)
+        size = self.blocks.size
+        self.replicas = [list(range(r * size, (r + 1) * size)) for r in range(replicas)]
+        self.inner = self.circle(self.replicas)
+        self.outer = self.circle([list(range(j, self.world, size)) for j in range(size)])
         self.replica = self.blocks.replica(self.rank)
+
+    def circle(self, groups: list[list[int]]) -> Circle:
+        """This rank's of these; collective over all ranks."""
+        here = None
+        for ranks in groups:  # every rank makes every group, in the same order
+            group = dist.new_group(ranks, backend="gloo") if len(ranks) > 1 else None
+            if self.rank in ranks:
+                here = group
+        return Circle(here, device=CPU)
 
     def shared(self, model: nn.Module, kind: str) -> nn.Module:
         """The model as the ranks of this replica share it."""
-        mine = next(ranks for ranks in self.blocks.inner() if self.rank in ranks)
+        mine = next(ranks for ranks in self.replicas if self.rank in ranks)
         if kind == "fsdp":
-            for_all = DeviceMesh("cpu", self.blocks.inner(), mesh_dim_names=("outer", "inner"))
+            for_all = DeviceMesh("cpu", self.replicas, mesh_dim_names=("outer", "inner"))
             fully_shard(model, mesh=for_all["inner"])
         elif kind == "hsdp":  # two copies, each sharded over half of the replica's ranks
-            cube = torch.tensor(self.blocks.inner()).view(self.blocks.replicas, 2, -1)
+            cube = torch.tensor(self.replicas).view(self.blocks.replicas, 2, -1)
             names = ("outer", "copies", "shards")
             for_all = DeviceMesh("cpu", cube, mesh_dim_names=names)
             fully_shard(model, mesh=for_all["copies", "shards"])
         elif kind == "ddp" and len(mine) > 1:
-            groups = [dist.new_group(ranks, backend="gloo") for ranks in self.blocks.inner()]
+            groups = [dist.new_group(ranks, backend="gloo") for ranks in self.replicas]
             model = DistributedDataParallel(model, process_group=groups[self.replica])
         return model
 
