@@ -215,7 +215,9 @@ def _started(job: Job, *, threads: int) -> Iterator[_Process]:
     """A worker that has its job; it is gone afterwards."""
     env = os.environ | {
         "RAYON_NUM_THREADS": str(threads),
-        "TOKENIZERS_PARALLELISM": "true" if threads > 1 else "false",
+        # For one thread too: as a thread of its own it allocates apart from Python's strings, and
+        # not scattered among them, which saves a sixth of its time (glibc's arenas)
+        "TOKENIZERS_PARALLELISM": "true",
         "PYTHONPATH": os.pathsep.join(
             filter(None, [str(PACKAGE_PARENT), os.environ.get("PYTHONPATH", "")])
         ),

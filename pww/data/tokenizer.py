@@ -62,8 +62,8 @@ class TextTokenizer:
             DataError: the tokenizer cannot encode a text.
         """
         try:
-            # encode_batch_fast measures a quarter slower than this one
-            encodings = self._tokenizer.encode_batch(texts, add_special_tokens=False)
+            # The same ids as encode_batch's, without the words and places that nobody reads here
+            encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         except Exception as fault:  # the library raises bare Exception
             raise DataError(
                 f"{self._origin} cannot encode this corpus: {fault};"
