@@ -268,6 +268,7 @@ def test_a_job_makes_its_runs_without_torch_and_stands_beside_those_made_here(
     assert app.start([*QUADRATIC, "seed=2"]) == 0
     found = read_study(job.study)
     assert (len(found.runs), found.faults, found.jobs) == (3, (), ())
+    assert len({run.result.id for run in found.runs}) == 1, "one cell"
     assert found.runs[0].config.keys() == found.runs[2].config.keys()
 
 
