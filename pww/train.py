@@ -54,10 +54,7 @@ def queue(configs: Sequence[Config]) -> list[Done]:
     from pww.launcher import submit, waiting
 
     clock = SystemClock()
-    dry = {config.dry for config in configs}
-    if len(dry) > 1:
-        raise ConfigError(["dry=true,false: some jobs would be queued; give one of them"])
-    if True in dry:
+    if submit.is_dry(configs):
         submit.show(configs, clock=clock)
         _tell_of_missing(configs, clock)
         return []

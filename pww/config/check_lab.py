@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 
 from pww.config.check import momentum_fits
 from pww.config.check_codec import coarse, forced
+from pww.config.check_site import GPUS, OF_ANY_JOB, gpus_fit
 from pww.config.schema.lab import DilocoMethod, LabConfig, NoAttack, Quadratic
 
 
@@ -203,6 +204,32 @@ def quadratic_fits(config: LabConfig) -> Iterator[str]:
         )
 
 
+def one_process(config: LabConfig) -> Iterator[str]:
+    """A cell is one process, with no more threads than its job has cores."""
+    site, threads = config.site, config.lab.threads
+    if site.num_nodes * site.ranks_per_node != 1:
+        yield (
+            f"site.num_nodes={site.num_nodes}, site.ranks_per_node={site.ranks_per_node}: a cell "
+            "is one process; use 1 for both"
+        )
+    if site.queue.kind == "slurm" and threads > site.cores_per_rank:
+        yield (
+            f"lab.threads={threads}: its job has site.cores_per_rank={site.cores_per_rank} cores; "
+            "use at most that many"
+        )
+
+
+def gpus_of_a_cell(config: LabConfig) -> Iterator[str]:
+    """None where none comes with the cores; else as any job of one rank."""
+    site, queue = config.site, config.site.queue
+    if queue.kind != "slurm" or site.num_nodes * site.ranks_per_node != 1:
+        return
+    if queue.gpus_per_node:
+        yield from gpus_fit(config)
+    elif queue.partition in queue.partitions:
+        yield (f"site.queue.gpus_per_node=0: {queue.partition} gives cores with a GPU; use 1")
+
+
 Check = Callable[[LabConfig], Iterator[str]]
 RULES: tuple[tuple[tuple[str, ...], Check], ...] = (
     (("method", "diloco"), outer_is_there),
@@ -213,4 +240,7 @@ RULES: tuple[tuple[tuple[str, ...], Check], ...] = (
     (("merge", "workers", "method"), merge_fits),
     (("attack", "workers", "method", "task.kind"), attack_fits),
     (("task", "method", "diloco", "optim", "codec", "attack"), quadratic_fits),
+    (("site.num_nodes", "site.ranks_per_node", "site.cores_per_rank", "lab.threads"), one_process),
+    (GPUS, gpus_of_a_cell),
+    *OF_ANY_JOB,
 )

@@ -1,12 +1,22 @@
 """Rules that a machine's queue has: a job that breaks one is refused here and never reaches it.
 
-Nothing asks which machine it is: the partitions and their facts are in `conf/site/`.
+Those of `OF_ANY_JOB` hold whatever the job does. Nothing asks which machine it is: the partitions
+and their facts are in `conf/site/`.
 """
 
 import re
 from collections.abc import Callable, Iterator
+from typing import Protocol
 
 from pww.config.schema import Config, Site, Slurm
+
+
+class Placed(Protocol):
+    """A configuration that says where its job runs."""
+
+    @property
+    def site(self) -> Site:
+        """The machine."""
 
 
 def ranks_fill_nodes(config: Config) -> Iterator[str]:
@@ -21,14 +31,14 @@ def ranks_fill_nodes(config: Config) -> Iterator[str]:
         )
 
 
-def in_place_is_one_node(config: Config) -> Iterator[str]:
+def in_place_is_one_node(config: Placed) -> Iterator[str]:
     """Without a queue nobody starts ranks elsewhere."""
     site = config.site
     if site.queue.kind == "none" and site.num_nodes != 1:
         yield f"site.num_nodes={site.num_nodes}: site {site.name} has no queue and runs on one node"
 
 
-def partition_is_known(config: Config) -> Iterator[str]:
+def partition_is_known(config: Placed) -> Iterator[str]:
     """Partition and cores travel together."""
     site, queue = config.site, config.site.queue
     if queue.kind != "slurm":
@@ -57,8 +67,8 @@ def partition_is_known(config: Config) -> Iterator[str]:
         )
 
 
-def time_fits(config: Config) -> Iterator[str]:
-    """Long enough to stop in order, short enough for the partition; what is tried stays short."""
+def time_fits(config: Placed) -> Iterator[str]:
+    """Long enough to stop in order, short enough for the partition."""
     queue = config.site.queue
     if queue.kind != "slurm":
         return
@@ -69,12 +79,6 @@ def time_fits(config: Config) -> Iterator[str]:
             f"site.queue.time={queue.time}: {queue.partition} ends a job after "
             f"{facts.max_hours:g} h; give at most that"
         )
-    elif facts is not None and hours > facts.short_hours > 0 and _is_a_trial(config):
-        yield (
-            f"site.queue.time={queue.time}: model={config.model.name} is for trying things, and "
-            f"{queue.partition} starts jobs of at most {facts.short_hours:g} h much sooner; give "
-            "at most that"
-        )
     if hours * 3600 <= queue.signal_s:
         yield (
             f"site.queue.time={queue.time}: must be longer than the {queue.signal_s} s before its "
@@ -82,7 +86,21 @@ def time_fits(config: Config) -> Iterator[str]:
         )
 
 
-def gpus_fit(config: Config) -> Iterator[str]:
+def trials_are_short(config: Config) -> Iterator[str]:
+    """What is tried starts soon."""
+    queue = config.site.queue
+    if queue.kind != "slurm" or not config.model.name.endswith("_debug"):
+        return
+    facts = queue.partitions.get(queue.partition)
+    if facts is not None and facts.max_hours >= _hours(queue.time) > facts.short_hours > 0:
+        yield (
+            f"site.queue.time={queue.time}: model={config.model.name} is for trying things, and "
+            f"{queue.partition} starts jobs of at most {facts.short_hours:g} h much sooner; give "
+            "at most that"
+        )
+
+
+def gpus_fit(config: Placed) -> Iterator[str]:
     """One GPU a rank; several nodes, and partitions of whole nodes, take every GPU."""
     site, queue = config.site, config.site.queue
     if queue.kind != "slurm":
@@ -120,7 +138,7 @@ def gpus_fit(config: Config) -> Iterator[str]:
         )
 
 
-def cores_fit(config: Config) -> Iterator[str]:
+def cores_fit(config: Placed) -> Iterator[str]:
     """Ranks do not ask for more cores than a job may use."""
     site = config.site
     cores = site.ranks_per_node * site.cores_per_rank
@@ -131,7 +149,7 @@ def cores_fit(config: Config) -> Iterator[str]:
         )
 
 
-def masks_fit(config: Config) -> Iterator[str]:
+def masks_fit(config: Placed) -> Iterator[str]:
     """One mask a rank of a full node, its cores disjoint from all others' and from the system's."""
     site = config.site
     if not site.cpu_masks:
@@ -157,7 +175,7 @@ def masks_fit(config: Config) -> Iterator[str]:
                 yield f"{key}: core {core} is rank {taken[core]}'s already"
 
 
-def setup_is_safe(config: Config) -> Iterator[str]:
+def setup_is_safe(config: Placed) -> Iterator[str]:
     """No line of the batch script fixes the ranks' port, or downloads on a compute node."""
     queue = config.site.queue
     if queue.kind != "slurm":
@@ -183,10 +201,6 @@ _DOWNLOADS = re.compile(
 """Commands that fetch things from outside."""
 
 
-def _is_a_trial(config: Config) -> bool:
-    return config.model.name.endswith("_debug")
-
-
 def cores_of(mask: str) -> list[int]:
     """The cores that a hexadecimal mask names."""
     bits = int(mask, 16)
@@ -204,13 +218,18 @@ def _hours(time: str) -> float:
     return int(days or 0) * 24 + hours + minutes / 60 + seconds / 3600
 
 
-RULES: tuple[tuple[tuple[str, ...], Callable[[Config], Iterator[str]]], ...] = (
-    (("parallel.ranks", "site.num_nodes", "site.ranks_per_node"), ranks_fill_nodes),
+OF_ANY_JOB: tuple[tuple[tuple[str, ...], Callable[[Placed], Iterator[str]]], ...] = (
     (("site.num_nodes", "site.queue.kind"), in_place_is_one_node),
     (("site.queue", "site.cores_per_rank"), partition_is_known),
-    (("site.queue", "model.name"), time_fits),
+    (("site.queue",), time_fits),
     (("site.queue",), setup_is_safe),
-    (("site.queue", "site.num_nodes", "site.ranks_per_node"), gpus_fit),
     (("site.queue", "site.ranks_per_node", "site.cores_per_rank", "site.node_cores"), cores_fit),
     (("site.queue", "site.cpu_masks", "site.reserved_cores", "site.cores_per_rank"), masks_fit),
+)
+GPUS = ("site.queue", "site.num_nodes", "site.ranks_per_node")
+RULES: tuple[tuple[tuple[str, ...], Callable[[Config], Iterator[str]]], ...] = (
+    (("parallel.ranks", "site.num_nodes", "site.ranks_per_node"), ranks_fill_nodes),
+    (("site.queue", "model.name"), trials_are_short),
+    (GPUS, gpus_fit),
+    *OF_ANY_JOB,
 )

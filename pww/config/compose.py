@@ -151,12 +151,6 @@ class Composer:
     def launcher(self, tree: "DictConfig", faults: Faults) -> None:
         """Where jobs go is said by their site alone; a launcher that says otherwise is refused."""
         chosen = tree.hydra.runtime.choices["hydra/launcher"]
-        if "site" not in tree:
-            if chosen != "basic":
-                faults.add(
-                    f"hydra/launcher={chosen}: these jobs run here, one after another; leave it out"
-                )
-            return
         site, queued = tree.hydra.runtime.choices["site"], tree.site.queue.kind == "slurm"
         if chosen == "slurm" and not queued:
             faults.add(f"hydra/launcher=slurm: site={site} has no queue; leave it out")

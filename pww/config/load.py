@@ -130,7 +130,7 @@ def run_app(
             shape=shape,
         )
         queued = queue is not None and wants_queue(prepared.configs)
-        if prepared.sweeper != BASIC and not queued:
+        if prepared.sweeper != BASIC and not (queued and shape is RUN):
             raise ConfigError(
                 [
                     f"hydra/sweeper={prepared.sweeper}: chooses its jobs as it goes, which only "

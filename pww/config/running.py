@@ -35,7 +35,7 @@ class Done:
     objective: float = math.nan  # what a sweeper minimises; nan: not known
 
 
-Queue = Callable[[Sequence["Config"]], Sequence[Done]]
+Queue = Callable[[Sequence[Any]], Sequence[Done]]
 """Takes all jobs of a command line whose site has a queue."""
 
 

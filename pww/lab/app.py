@@ -3,14 +3,15 @@
     python -m pww.lab [group=choice ...] [key=value ...] [-m]
     python -m pww.lab predict|report|study ...
 
-A finished run is not done again, an unfinished one is started anew. Torch is imported when the
-first run begins.
+A finished run is not done again, an unfinished one is started anew. At a site with a queue each
+cell is a job (`queued`). Torch is imported when the first run begins.
 """
 
 import logging
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from pww import log as pww_log
@@ -19,14 +20,18 @@ from pww.config import paths
 from pww.config.check_codec import forced, late
 from pww.config.load import run_app
 from pww.config.prepare import LAB
+from pww.config.running import Done
 from pww.config.schema.lab import LabConfig
 from pww.config.words import refuse_unknown_command
 from pww.errors import ConfigError
-from pww.lab import given, tune
-from pww.lab.cells import Value, cell_id
+from pww.lab import given
+from pww.lab.cells import Value
+from pww.lab.job import Job
 from pww.lab.reporting import COMMANDS
 from pww.lab.reporting import start as start_command
 from pww.lab.study import FREE
+from pww.launcher import identity
+from pww.launcher.bootstrap import unnamed
 
 log = logging.getLogger(__name__)
 TUNE = re.compile(r"lab\.tune=(\w+):(\[.*\])")
@@ -42,7 +47,10 @@ def start(argv: Sequence[str]) -> int:
         print(fault, file=sys.stderr)
         return fault.exit_code
     app = App()
-    return run_app(app.run, program="pww.lab", refine=app.settle, argv=spelled(argv), shape=LAB)
+    return run_app(
+        app.run, program="pww.lab", refine=app.settle, queue=app.queue, argv=spelled(argv),
+        shape=LAB,
+    )  # fmt: skip
 
 
 def spelled(words: Sequence[str]) -> list[str]:
@@ -54,35 +62,52 @@ class App:
     """Remembers between the check of a job and its run what was typed for it."""
 
     def __init__(self) -> None:
-        self._jobs: list[tuple[LabConfig, dict[str, Value], bool]] = []
+        self._jobs: list[Job] = []
 
     def settle(self, config: LabConfig, keys: frozenset[str]) -> LabConfig:
         """The lab's last check.
 
         Raises:
-            ConfigError: something was typed that nothing reads.
+            ConfigError: something was typed that nothing reads, or the site is not told all.
         """
-        if faults := list(given.without_effect(config, keys)):
+        faults = list(given.without_effect(config, keys))
+        if config.site.queue.kind == "slurm" and not config.dry:
+            faults += unnamed(config.site)
+        if faults:
             raise ConfigError(faults)
-        self._jobs.append((config, cell_of(config, keys), "optim.lr" in keys))
+        self._jobs.append(Job(config, cell_of(config, keys), "optim.lr" in keys))
         return config
+
+    def queue(self, configs: Sequence[LabConfig]) -> list[Done]:
+        """All cells, to the queue of their site."""
+        from pww.lab import queued
+
+        for config in configs:
+            _tell(config)
+        return queued.queue([self._job(config) for config in configs], clock=SystemClock())
+
+    def _job(self, config: LabConfig) -> Job:
+        return next(job for job in self._jobs if job.config is config)
 
     def run(self, config: LabConfig) -> int:
         """All runs of a cell; the exit code."""
-        cell, rated = next((c, r) for one, c, r in self._jobs if one is config)
-        folder = paths.PROJECT / config.lab.root / config.lab.study
-        plan = tune.plan(config, cell, rated=rated)
+        job = self._job(config)
         if config.dry:
-            for one in plan:
-                print(f"{paths.shown(folder / one.name)}: seed {one.seed}, lr {one.lr:g}")
+            for one in job.plan:
+                print(f"{paths.shown(job.study / one.name)}: seed {one.seed}, lr {one.lr:g}")
             return 0
-        pww_log.setup()
-        if config.diloco is not None and not forced(config.codec):
-            for sentence in late(config.codec, config.diloco.outer):
-                log.warning("a run would refuse this: %s", sentence)
-        result = tune.carry_out(config, cell, plan, folder=folder, clock=SystemClock())
-        print(f"{cell_id(cell)}: {result}", flush=True)
+        _tell(config)
+        code = identity.in_short(asdict(identity.current()[0]))
+        print(job.carry_out(code=code, clock=SystemClock()), flush=True)
         return 0
+
+
+def _tell(config: LabConfig) -> None:
+    """What is tried here and nowhere else."""
+    pww_log.setup()
+    if config.diloco is not None and not forced(config.codec):
+        for sentence in late(config.codec, config.diloco.outer):
+            log.warning("a run would refuse this: %s", sentence)
 
 
 def cell_of(config: LabConfig, keys: frozenset[str]) -> dict[str, Value]:

@@ -10,10 +10,16 @@ NOT_QUADRATIC = (
     "optim.accumulate",
 )  # fmt: skip
 
+OF_RANKS = (
+    "site.device", "site.device_kind", "site.peak_tflops", "site.allreduce_node_gb_s",
+    "site.allreduce_nodes_gb_s", "site.interface", "site.outbound", "site.ranks",
+)  # fmt: skip
+
 
 def without_effect(config: LabConfig, given: Collection[str]) -> Iterator[str]:
     """A sentence for each key of `given` that this cell has no use for."""
     yield from unused(config.optim, given)
+    yield from _of_the_site(config, given)
     method, task = config.method, config.task
     if method.kind in ("dgc", "demo"):
         for key in ("codec.feedback", "codec.force"):
@@ -46,3 +52,12 @@ def without_effect(config: LabConfig, given: Collection[str]) -> Iterator[str]:
     if isinstance(task, Quadratic):
         for key in sorted(set(NOT_QUADRATIC) & set(given)):
             yield f"{key}: task=quadratic has no use for it; leave it out"
+
+
+def _of_the_site(config: LabConfig, given: Collection[str]) -> Iterator[str]:
+    for key in sorted(set(OF_RANKS) & set(given)):
+        yield f"{key}: a cell is one process that computes on cores and meets nobody; leave it out"
+    if config.site.queue.kind == "none":
+        for key in ("launcher.wait", "launcher.requeues"):
+            if key in given:
+                yield f"{key}: site={config.site.name} has no queue; leave it out"

@@ -1,7 +1,6 @@
 """One run and its folder: configuration first, rows as they come, the result last and durably."""
 
 from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
 
 import yaml
@@ -15,14 +14,19 @@ from pww.folder import owned, write_durably
 from pww.lab.cells import Value
 from pww.lab.records import METRICS_FILE, Result, is_finished, read_run, write_result
 from pww.lab.study import FREE, leaves
-from pww.launcher import identity
 from pww.log import JsonLines
 
 
 def make(
-    config: LabConfig, cell: Mapping[str, Value], *, folder: Path, title: str, clock: Clock
+    config: LabConfig,
+    cell: Mapping[str, Value],
+    *,
+    folder: Path,
+    title: str,
+    code: str,
+    clock: Clock,
 ) -> None:
-    """Makes the run unless it is there.
+    """Makes the run unless it is there; `code` is what its result says that it was made by.
 
     Raises:
         LabError: the folder holds a finished run of another configuration.
@@ -42,7 +46,7 @@ def make(
         header = "# The configuration of this run, complete; not to be edited.\n"
         text = yaml.safe_dump(tree, sort_keys=False, allow_unicode=True)
         write_durably(folder / CONFIG_FILE, (header + text).encode())
-        result = _train(config, cell, folder=folder, title=title, clock=clock)
+        result = _train(config, cell, folder=folder, title=title, code=code, clock=clock)
         write_result(folder, result)
 
 
@@ -74,7 +78,13 @@ def _check_same(config: LabConfig, folder: Path) -> None:
 
 
 def _train(
-    config: LabConfig, cell: Mapping[str, Value], *, folder: Path, title: str, clock: Clock
+    config: LabConfig,
+    cell: Mapping[str, Value],
+    *,
+    folder: Path,
+    title: str,
+    code: str,
+    clock: Clock,
 ) -> Result:
     """The run itself."""
     rows = JsonLines(folder / METRICS_FILE)
@@ -107,11 +117,5 @@ def _train(
         task=task.kind, method=config.method.name, cell=cell, seed=config.seed,
         lr=config.optim.lr, tuned=False, loss=made.loss, diverged=made.diverged,
         steps=made.steps, tokens=made.tokens, seconds=clock.monotonic() - began,
-        bytes=made.bytes, code=_code(),
+        bytes=made.bytes, code=code,
     )  # fmt: skip
-
-
-@cache
-def _code() -> str:
-    code, _ = identity.current()
-    return f"{code.digest} (commit {code.commit[:12]}{', changed' if code.changed else ''})"

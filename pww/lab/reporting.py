@@ -3,7 +3,8 @@
     python -m pww.lab predict study=NAME claim="…" cell=codec=topk,H=16 against=H=16 \\
         quantity=loss_ratio low=0.99 high=1.01
     python -m pww.lab report study=NAME [against=CELL]     of one study; without study=, of all
-    python -m pww.lab study [NAME] [dry=true] [key=value …]   runs one that comes with the lab
+    python -m pww.lab study [NAME] [dry=true] [key=value …]   runs one that comes with the lab, here
+        or with site=… in that site's queue
 """
 
 import subprocess
@@ -110,7 +111,16 @@ def _study(words: Sequence[str], clock: Clock) -> int:
                 file=sys.stderr,
             )
             return code
+    if _is_queued(more) and not dry:
+        print(f"when the jobs have ended: {SAYS} report study={name}", file=sys.stderr)
+        return 0
     return 0 if dry else start(["report", f"study={name}", *_root_words(more)], clock=clock)
+
+
+def _is_queued(more: Sequence[str]) -> bool:
+    """Whether the lines have only gone to a queue when they end."""
+    sites = [word for word in more if word.startswith("site=")]
+    return sites[-1:] not in ([], ["site=local"]) and "launcher.wait=true" not in more
 
 
 def _run(words: Sequence[str]) -> int:

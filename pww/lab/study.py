@@ -15,9 +15,12 @@ from pww.lab.records import METRICS_FILE, RESULT_FILE, Run, is_finished, read_ru
 
 FREE = (
     "seed", "optim.lr", "dry", "lab.study", "lab.root", "lab.seeds", "lab.tune", "lab.threads",
-    "lab.log_every", "lab.eval_every",
+    "lab.log_every", "lab.eval_every", "site", "launcher",
 )  # fmt: skip
 """Keys in which two runs of a cell may differ; all others are the same, or they are two cells."""
+
+JOBS, DONE = "jobs", "finished"
+"""Below a study's folder: those of cells that were queued; of each, what came out once it ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +31,7 @@ class Study:
     runs: tuple[Run, ...]
     unfinished: tuple[str, ...]  # names of their folders
     faults: tuple[str, ...]
+    jobs: tuple[str, ...] = ()  # folders of those that have not ended well
 
     @property
     def name(self) -> str:
@@ -70,7 +74,13 @@ def read_study(folder: Path) -> Study:
         raise LabError(f"study={folder.name}: no run in {folder} yet")
     runs, doubled = _without_doubles(runs)
     runs, mixed = _of_one_configuration(runs)
-    return Study(folder, tuple(runs), tuple(unfinished), (*faults, *doubled, *mixed))
+    every = (*faults, *doubled, *mixed)
+    return Study(folder, tuple(runs), tuple(unfinished), every, tuple(_left(folder)))
+
+
+def _left(folder: Path) -> list[str]:
+    jobs = sorted(p.parent for p in (folder / JOBS).glob("*/slurm"))
+    return [f"{JOBS}/{one.name}" for one in jobs if not (one / DONE).exists()]
 
 
 def _is_run(folder: Path) -> bool:

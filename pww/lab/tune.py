@@ -43,6 +43,7 @@ def carry_out(
     runs: Sequence[Planned],
     *,
     folder: Path,
+    code: str,
     clock: Clock,
 ) -> str:
     """Makes those that are not there, and marks the best rate; what came out, in words.
@@ -56,7 +57,8 @@ def carry_out(
         here = folder / planned.name
         optim = config.optim.model_copy(update={"lr": planned.lr})
         own = config.model_copy(update={"optim": optim, "seed": planned.seed})
-        one.make(own, cell, folder=here, title=f"{number}/{len(runs)}", clock=clock)
+        title = f"{number}/{len(runs)}"
+        one.make(own, cell, folder=here, title=title, code=code, clock=clock)
         levels.setdefault(planned.lr, []).append(read_run(here).result.level)
     means = {lr: fmean(found) for lr, found in levels.items()}
     best = min(means, key=lambda lr: (means[lr], lr))

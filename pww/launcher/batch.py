@@ -10,12 +10,25 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from submitit.slurm.slurm import _make_sbatch_string
 
 from pww.config import paths
 from pww.config.check_site import is_full
-from pww.config.schema import Config, Slurm
+from pww.config.schema import Launcher, Site, Slurm
+
+
+class Asks(Protocol):
+    """What a queue is told of a job: a configuration has it."""
+
+    @property
+    def site(self) -> Site:
+        """The machine, and its queue."""
+
+    @property
+    def launcher(self) -> Launcher:
+        """What becomes of the job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,14 +39,13 @@ class Program:
     setup: tuple[str, ...] = ()
     # (): ranks that stopped for want of time are queued again; else how the script ends
     teardown: tuple[str, ...] = ()
+    again: str = "resume=$run"  # what a person gives to go on with a job that ended
 
 
 TRAIN = Program()
 
 
-def script(
-    config: Config, queue: Slurm, *, runs: Sequence[Path], code: Path, program: Program = TRAIN
-) -> str:
+def script(config: Asks, *, runs: Sequence[Path], code: Path, program: Program = TRAIN) -> str:
     """The script that is given to `sbatch`.
 
     Masks bind the ranks of a full node; a part of a node is bound by `cpu_bind`, since masks
@@ -42,12 +54,11 @@ def script(
 
     Args:
         config: of the first run; the others' differ in nothing that a queue knows of.
-        queue: its site's.
         runs: folders, one a task of the array; a single one makes a job without array.
         code: folder of the `pww` that the ranks import.
         program: what the ranks run.
     """
-    site = config.site
+    site, queue = config.site, queue_of(config)
     masks = bool(site.cpu_masks) and is_full(site, queue)
     bind = f"mask_cpu:{','.join(site.cpu_masks)}" if masks else queue.cpu_bind
     step = [
@@ -70,7 +81,7 @@ def script(
         time=queue.time,
         nodes=site.num_nodes,
         ntasks_per_node=site.ranks_per_node,
-        gpus_per_node=queue.gpus_per_node,
+        gpus_per_node=queue.gpus_per_node or None,
         cpus_per_task=site.cores_per_rank,
         mem=queue.memory or None,
         exclusive=queue.exclusive or None,
@@ -85,12 +96,12 @@ def script(
         },
         setup=[
             *_which_run(runs),
-            *_which_code(code),
+            *_which_code(code, program.again),
             *_environment(site.cores_per_rank),
             *program.setup,
             *queue.setup,
         ],
-        teardown=list(program.teardown) or _again(config.launcher.requeues),
+        teardown=list(program.teardown) or _again(config.launcher.requeues, program.again),
     )
     return text
 
@@ -106,13 +117,13 @@ def _which_run(runs: Sequence[Path]) -> list[str]:
     ]
 
 
-def _which_code(code: Path) -> list[str]:
+def _which_code(code: Path, again: str) -> list[str]:
     """The code as submitted, whatever became of the clone; its other files are the clone's."""
     folder = shlex.quote(str(code))
     return [
         f"code={folder}",
         'if [ ! -f "$code/pww/worker.py" ]; then',
-        '  echo "$code: the code that was submitted is gone; submit again: resume=$run" >&2',
+        f'  echo "$code: the code that was submitted is gone; submit again: {again}" >&2',
         "  exit 1",
         "fi",
         f"cd {shlex.quote(str(paths.PROJECT))} || exit 1",
@@ -129,18 +140,18 @@ def _environment(cores: int) -> list[str]:
     ]
 
 
-def _again(requeues: int) -> list[str]:
+def _again(requeues: int, again: str) -> list[str]:
     """What ended decides: only a stop for want of time leaves the marker."""
     return [
         "status=$?",
         f'if [ -e "$run/{paths.REQUEUE}" ]; then',
         f'  if [ "${{SLURM_RESTART_COUNT:-0}}" -ge {requeues} ]; then',
         f'    echo "stopped in time, and queued again {requeues} times already '
-        '(launcher.requeues); go on with: resume=$run"',
+        f'(launcher.requeues); go on with: {again}"',
         '  elif scontrol requeue "$job"; then',
         "    exit 0",
         "  else",
-        '    echo "stopped in time, but not queued again; go on with: resume=$run"',
+        f'    echo "stopped in time, but not queued again; go on with: {again}"',
         "  fi",
         "fi",
         "exit $status",
@@ -148,13 +159,25 @@ def _again(requeues: int) -> list[str]:
     ]
 
 
-def summary(config: Config, queue: Slurm, *, jobs: int) -> str:
+def queue_of(config: Asks) -> Slurm:
+    """The queue of a site that has one."""
+    queue = config.site.queue
+    assert queue.kind == "slurm"
+    return queue
+
+
+def ranks_of(config: Asks) -> int:
+    """Ranks of one job."""
+    return config.site.num_nodes * config.site.ranks_per_node
+
+
+def summary(config: Asks, *, jobs: int) -> str:
     """The script's facts on one line."""
-    site = config.site
+    site, queue = config.site, queue_of(config)
     account = queue.account or "the scheduler's default (site.queue.account=…, or PWW_ACCOUNT)"
     array = f"an array of {jobs} jobs, each " if jobs > 1 else ""
     return (
         f"{site.name}, partition {queue.partition}, {array}"
-        f"{site.num_nodes} node(s) x {site.ranks_per_node} ranks = {config.parallel.ranks} ranks, "
+        f"{site.num_nodes} node(s) x {site.ranks_per_node} ranks = {ranks_of(config)} ranks, "
         f"{site.cores_per_rank} cores each, time {queue.time}, account {account}"
     )

@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
@@ -85,6 +86,12 @@ def recorded(folder: Path) -> dict[str, object] | None:
     except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) and {"digest", "commit"} <= found.keys() else None
+
+
+def in_short(code: Mapping[str, object]) -> str:
+    """A state of the code on a line, from a `Code` as a dict or what `recorded` gives."""
+    changed = ", changed" if code.get("changed") else ""
+    return f"{code['digest']} (commit {str(code['commit'])[:12]}{changed})"
 
 
 def keep(code: Code, root: Path) -> Path:

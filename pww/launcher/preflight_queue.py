@@ -111,7 +111,7 @@ def _own_word(config: Config, queue: Slurm, clock: Clock) -> Finding:
     code, _ = identity.current()
     root = paths.PROJECT / config.run.root
     run = root / runs.named(config, clock).run.name
-    text = batch.script(config, queue, runs=[run], code=identity.kept_in(code, root))
+    text = batch.script(config, runs=[run], code=identity.kept_in(code, root))
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder) / "script.sh"
         script.write_text(text)

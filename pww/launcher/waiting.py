@@ -13,7 +13,7 @@ from pww.clock import Clock
 from pww.config import paths
 from pww.errors import StateError
 from pww.launcher import slurm
-from pww.launcher.submit import Job
+from pww.launcher.arrays import Job
 from pww.log import read_json_lines
 
 FIRST_S, LAST_S = 0.5, 30.0
@@ -43,7 +43,17 @@ class Outcome:
 
 
 def wait(jobs: Sequence[Job], *, clock: Clock) -> list[Outcome]:
-    """How each job ended, once none of them is in the queue. A job that is requeued is in it.
+    """How each job's run ended, once none of them is in the queue.
+
+    Raises:
+        StateError: Slurm has not answered for long; the jobs go on.
+    """
+    until_gone(jobs, clock=clock)
+    return [_outcome(job) for job in jobs]
+
+
+def until_gone(jobs: Sequence[Job], *, clock: Clock) -> None:
+    """Returns once none of the jobs is in the queue. A job that is requeued is in it.
 
     Raises:
         StateError: Slurm has not answered for long; the jobs go on.
@@ -61,7 +71,6 @@ def wait(jobs: Sequence[Job], *, clock: Clock) -> list[Outcome]:
         if left:
             clock.wait(never, pause)
             pause = min(pause * 1.5, LAST_S)
-    return [_outcome(job) for job in jobs]
 
 
 def _outcome(job: Job) -> Outcome:

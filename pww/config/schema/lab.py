@@ -8,6 +8,8 @@ from pww.config.schema.base import Decay, Fraction, Name, Positive, Rate, Sectio
 from pww.config.schema.codec import Codec
 from pww.config.schema.model import AdamW, Sgd
 from pww.config.schema.outer import Outer
+from pww.config.schema.run import Launcher
+from pww.config.schema.site import Site
 
 Share = Annotated[float, Field(gt=0, le=1)]
 Rates = Annotated[tuple[Rate, ...], Field(strict=False)]
@@ -192,6 +194,8 @@ class LabConfig(Section):
     workers: Positive
     seed: Annotated[int, Field(ge=0, lt=2**31)]
     dry: bool
+    site: Site
+    launcher: Launcher
     lab: Study
     task: Task
     method: Method

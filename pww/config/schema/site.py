@@ -41,7 +41,7 @@ class Slurm(Section):
         Field(description="[days-]hours:minutes:seconds, in quotes"),
     ]
     memory: str  # "0": all of the node's; "": it comes with the GPUs
-    gpus_per_node: Positive
+    gpus_per_node: Annotated[int, Field(ge=0)]  # 0: none, which a run refuses
     node_gpus: Positive  # GPUs of a whole node
     cpu_bind: Literal["none", "cores", "threads", "sockets"]  # where no masks apply
     distribution: str

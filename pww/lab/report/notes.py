@@ -93,3 +93,8 @@ def _alike(rows: Sequence[Cell]) -> Iterator[str]:
 def _unfinished(study: Study) -> Iterator[str]:
     if study.unfinished:
         yield f"Unfinished, and in no row: {', '.join(study.unfinished)}."
+    if study.jobs:
+        yield (
+            f"Queued and not ended well, so that runs may be missing: {', '.join(study.jobs)} (the "
+            "logs are there, in slurm/); the same command queues them again."
+        )

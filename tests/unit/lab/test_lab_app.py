@@ -42,7 +42,7 @@ def faults(*words: str) -> str:
 def cell(*words: str) -> dict[str, object]:
     made = app.App()
     prepare(app.spelled(words), shape=LAB, refine=made.settle)
-    return dict(made._jobs[0][1])
+    return dict(made._jobs[0].cell)
 
 
 @pytest.mark.parametrize("group", ["task", "method", "merge", "attack"])

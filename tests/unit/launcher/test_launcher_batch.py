@@ -45,7 +45,7 @@ def made(shape: str, monkeypatch: pytest.MonkeyPatch) -> str:
     config = compose([*words, "model=qwen3_0.6b", "run.root=/runs", "run.name=0123"])
     assert isinstance(config.site.queue, Slurm)
     run, code = paths.run_folder(config), Path("/runs/code/0f")
-    text = batch.script(config, config.site.queue, runs=[run], code=code)
+    text = batch.script(config, runs=[run], code=code)
     return text.replace(str(paths.PROJECT), "/clone")
 
 

@@ -12,7 +12,7 @@ from pww.config.load import compose, read_config
 from pww.config.running import Done, wants_queue
 from pww.config.schema import Config
 from pww.errors import ConfigError
-from pww.launcher import runs, submit
+from pww.launcher import arrays, runs, submit
 
 QUEUED = [
     "site=slurm", "site.queue.partition=gpu", "site.ranks_per_node=2", "site.queue.node_gpus=4",
@@ -29,18 +29,27 @@ def with_time(config: Config, time: str) -> Config:
     return config.model_copy(update={"site": config.site.model_copy(update={"queue": queue})})
 
 
+def wanted(config: Config) -> arrays.Wanted:
+    return arrays.Wanted(
+        site=config.site, launcher=config.launcher, root=Path(config.run.root), claim=Path,
+        is_new=True,
+    )  # fmt: skip
+
+
 def test_runs_that_want_the_same_of_the_queue_share_an_array(queued: Config) -> None:
     short = with_time(queued, "00:10:00")
     often = queued.model_copy(
         update={"launcher": queued.launcher.model_copy(update={"requeues": 3})}
     )
     other_seed = queued.model_copy(update={"seed": 5})
-    groups = submit.allocations([queued, short, other_seed, often, short], longest=100)
+    groups = arrays.allocations(
+        [*map(wanted, [queued, short, other_seed, often, short])], longest=100
+    )
     assert groups == [[0, 2], [1, 4], [3]]
 
 
 def test_an_array_is_never_longer_than_it_may_be(queued: Config) -> None:
-    groups = submit.allocations([queued] * 12, longest=5)
+    groups = arrays.allocations([wanted(queued)] * 12, longest=5)
     assert [len(group) for group in groups] == [5, 5, 2]
     assert sorted(number for group in groups for number in group) == list(range(12))
 

@@ -11,7 +11,7 @@ from pww.config import paths
 from pww.config.load import compose
 from pww.config.schema import Config
 from pww.errors import ConfigError, StateError
-from pww.launcher import runs, submit
+from pww.launcher import arrays, runs, submit
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def test_a_job_that_cannot_be_noted_is_named(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     answer(project, "sbatch", "Submitted batch job 4711")
-    (project / "scratch" / submit.JOBS).mkdir()
+    (project / "scratch" / arrays.JOBS).mkdir()
     with pytest.raises(
         StateError, match=r"^job 4711 is queued, but cannot be noted in .*make room"
     ):

@@ -8,7 +8,7 @@ import pytest
 from pww.clock import ManualClock
 from pww.errors import StateError
 from pww.launcher import slurm, waiting
-from pww.launcher.submit import Job
+from pww.launcher.arrays import Job
 
 
 def test_until_the_last_has_left_the_queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,8 +58,7 @@ def test_ranks_that_end_well_without_a_verdict_did_not(tmp_path: Path) -> None:
 def test_its_script_is_shell_and_never_queues_itself_again(tmp_path: Path) -> None:
     config = compose([*SITE, "run.root=/runs", "run.name=x"])
     text = batch.script(
-        config, config.site.queue, runs=[Path("/runs/x")], code=Path("/runs/code/0f"),
-        program=PROGRAM,
+        config, runs=[Path("/runs/x")], code=Path("/runs/code/0f"), program=PROGRAM
     )  # fmt: skip
     subprocess.run(["bash", "-n"], input=text, text=True, check=True)
     (step,) = [line for line in text.splitlines() if line.startswith("srun ")]
