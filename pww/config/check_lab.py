@@ -102,6 +102,17 @@ def phases_fit(config: LabConfig) -> Iterator[str]:
             f"method.fragments={method.fragments}: each goes at a step of its own of "
             f"diloco.inner_steps={outer.inner_steps}; use at most that many"
         )
+    if method.overlap_steps >= outer.inner_steps:
+        yield (
+            f"method.overlap_steps={method.overlap_steps}: the outer step comes within the phase "
+            f"after its own, of diloco.inner_steps={outer.inner_steps}; use fewer, or "
+            "method.delay, which counts whole rounds"
+        )
+    if method.overlap_steps and not (plain and method.delay == 0):
+        yield (
+            f"method.overlap_steps={method.overlap_steps}: every worker goes on from its own "
+            "parameters; needs method.delay=0, method.participation=1 and method.worker_steps=[]"
+        )
     if method.fragments > 1 and not (plain and method.delay == 0):
         yield (
             f"method.fragments={method.fragments}: needs method.delay=0, method.participation=1 "

@@ -79,6 +79,7 @@ class DilocoMethod(Section):
     feedback_decay: Fraction  # of the residual, each round
     fragments: Positive
     delay: Annotated[int, Field(ge=0, le=1000)]  # rounds between an exchange and its outer step
+    overlap_steps: Annotated[int, Field(ge=0)]  # inner steps before an outer step arrives
     eager: bool
     participation: Share
     divide_by: Literal["present", "expected"]

@@ -108,6 +108,11 @@ REFUSED = {
         "has task.weights instead",
         "takes the place of a codec", "a coordinated sign flip only",
     ),
+    "method.overlap_steps=10 method.delay=1 method.participation=0.5": (
+        "method.overlap_steps=10: the outer step comes within the phase after its own, of "
+        "diloco.inner_steps=10; use fewer",
+        "every worker goes on from its own parameters; needs method.delay=0",
+    ),
     "task=quadratic method=sync": ("task=quadratic knows diloco and local",),
 }  # fmt: skip
 

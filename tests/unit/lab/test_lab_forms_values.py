@@ -187,6 +187,30 @@ def test_form_6_without_compression_is_form_1() -> None:
 @pytest.mark.parametrize(
     ("delay", "limit"), [(0, 2), (1, 1), (2, .618), (3, .445), (5, .285), (8, .185), (16, .095)]
 )  # fmt: skip
+def overlapped(overlap: int, alpha: float, steps: int = 5) -> np.ndarray:
+    a = np.array([1.0, 0.3])
+    noise = forms.inner_variance(a, lr=0.4, inner_steps=steps)
+    return forms.overlapped_variance(
+        a, noise, lr=0.4, inner_steps=steps, overlap=overlap, workers=3, outer_lr=alpha
+    )
+
+
+def test_form_8_without_overlap_is_form_1_and_averaging_pays_nothing_for_it() -> None:
+    a = np.array([1.0, 0.3])
+    s, v = (f(a, lr=0.4, inner_steps=5) for f in (forms.contraction, forms.inner_variance))
+    for alpha in (0.3, 0.8, 1.0):
+        plain = forms.local_sgd_variance(s, v, workers=3, outer_lr=alpha)
+        np.testing.assert_allclose(overlapped(0, alpha), plain, rtol=1e-12)
+        late = overlapped(4, alpha)
+        assert np.allclose(late, plain, rtol=1e-12) == (alpha == 1.0)
+    assert np.isinf(overlapped(0, 2.4)).any()
+
+
+def test_form_8_overlap_is_shorter_than_a_phase() -> None:
+    with pytest.raises(ConfigError, match="overlap is 5; it must be a number from 0 to 4"):
+        overlapped(5, 1.0)
+
+
 def test_form_8_limit_best_step_and_rate_of_a_delay(delay: int, limit: float) -> None:
     exact = forms.delay_limit(delay)
     assert exact == pytest.approx(limit, abs=5e-4)
