@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pww.lab.forms.domain import FloatArray, above, array, within
-from pww.lab.forms.mode import stationary
+from pww.lab.forms.mode import inner_variance, stationary
 
 
 def delay_limit(delay: int) -> float:
@@ -44,12 +44,12 @@ def delayed_rate(step: float, *, delay: int) -> float:
 
 def overlapped_variance(
     curvature: npt.ArrayLike,
-    inner_variance: npt.ArrayLike,
     *,
     lr: float,
     inner_steps: int,
     overlap: int,
     workers: int,
+    noise: float = 1.0,
     outer_lr: float = 1.0,
 ) -> FloatArray:
     """The stationary noise of theta when its outer step comes n inner steps late.
@@ -66,11 +66,11 @@ def overlapped_variance(
 
     Args:
         curvature: a of each mode.
-        inner_variance: V_w of each mode after H steps, in parameter^2.
         lr: eta.
         inner_steps: H.
         overlap: n, below H.
         workers: M.
+        noise: sigma of a worker's gradient.
         outer_lr: alpha of a plain outer step.
 
     Returns:
@@ -83,6 +83,7 @@ def overlapped_variance(
     r, p = q ** (inner_steps - overlap), q**overlap
     first = 1.0 - outer_lr + outer_lr * r - r * (1.0 - p)
     second = r * (1.0 - p) * (1.0 - outer_lr)
-    noise = outer_lr**2 * array(inner_variance) / workers * (1.0 - second)
+    own = inner_variance(curvature, lr=lr, noise=noise, inner_steps=inner_steps)
+    gain = outer_lr**2 * own / workers * (1.0 - second)
     margin = (1.0 + second) * ((1.0 - second) ** 2 - first**2)
-    return stationary(noise, np.where(np.abs(second) < 1.0, margin, 0.0))
+    return stationary(gain, np.where(np.abs(second) < 1.0, margin, 0.0))

@@ -170,9 +170,8 @@ def test_form_8_an_outer_step_some_inner_steps_late(overlap: int, alpha: float) 
     )
     got = run(made, seed=3, rounds=6000, chains=64, burn_in=0.05)
     form = forms.overlapped_variance(
-        a, forms.inner_variance(a, lr=0.4, inner_steps=5), lr=0.4, inner_steps=5, overlap=overlap,
-        workers=3, outer_lr=alpha,
-    )  # fmt: skip
+        a, lr=0.4, inner_steps=5, overlap=overlap, workers=3, outer_lr=alpha
+    )
     spread = got.losses.std(ddof=1) / 8
     assert got.loss == pytest.approx(forms.loss(a, form), abs=4 * spread)
     assert spread < 0.01 * got.loss

@@ -8,6 +8,7 @@ import pytest
 
 from pww.errors import ConfigError
 from pww.lab import forms
+from pww.lab.forms.domain import FloatArray
 
 THREE = (1.0, 0.25, 0.05)
 TEN = np.geomspace(0.01, 1.0, 10)  # kappa 100
@@ -184,22 +185,17 @@ def test_form_6_without_compression_is_form_1() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("delay", "limit"), [(0, 2), (1, 1), (2, .618), (3, .445), (5, .285), (8, .185), (16, .095)]
-)  # fmt: skip
-def overlapped(overlap: int, alpha: float, steps: int = 5) -> np.ndarray:
-    a = np.array([1.0, 0.3])
-    noise = forms.inner_variance(a, lr=0.4, inner_steps=steps)
+def overlapped(overlap: int, alpha: float) -> FloatArray:
     return forms.overlapped_variance(
-        a, noise, lr=0.4, inner_steps=steps, overlap=overlap, workers=3, outer_lr=alpha
+        [1.0, 0.3], lr=0.4, inner_steps=5, overlap=overlap, workers=3, outer_lr=alpha, noise=0.7
     )
 
 
 def test_form_8_without_overlap_is_form_1_and_averaging_pays_nothing_for_it() -> None:
-    a = np.array([1.0, 0.3])
-    s, v = (f(a, lr=0.4, inner_steps=5) for f in (forms.contraction, forms.inner_variance))
     for alpha in (0.3, 0.8, 1.0):
-        plain = forms.local_sgd_variance(s, v, workers=3, outer_lr=alpha)
+        plain = forms.local_sgd_variance(
+            [1.0, 0.3], lr=0.4, inner_steps=5, workers=3, outer_lr=alpha, noise=0.7
+        )
         np.testing.assert_allclose(overlapped(0, alpha), plain, rtol=1e-12)
         late = overlapped(4, alpha)
         assert np.allclose(late, plain, rtol=1e-12) == (alpha == 1.0)
@@ -211,6 +207,9 @@ def test_form_8_overlap_is_shorter_than_a_phase() -> None:
         overlapped(5, 1.0)
 
 
+@pytest.mark.parametrize(
+    ("delay", "limit"), [(0, 2), (1, 1), (2, .618), (3, .445), (5, .285), (8, .185), (16, .095)]
+)  # fmt: skip
 def test_form_8_limit_best_step_and_rate_of_a_delay(delay: int, limit: float) -> None:
     exact = forms.delay_limit(delay)
     assert exact == pytest.approx(limit, abs=5e-4)
