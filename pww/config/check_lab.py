@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 
 from pww.config.check import momentum_fits
 from pww.config.check_codec import coarse, forced
+from pww.config.lab_model import model_fits
 from pww.config.schema.lab import DilocoMethod, LabConfig, NoAttack, Quadratic
 
 
@@ -216,6 +217,7 @@ def quadratic_fits(config: LabConfig) -> Iterator[str]:
 
 Check = Callable[[LabConfig], Iterator[str]]
 RULES: tuple[tuple[tuple[str, ...], Check], ...] = (
+    (("task.kind", "model"), model_fits),
     (("method", "diloco"), outer_is_there),
     (("lab.steps", "diloco.inner_steps"), steps_are_phases),
     (("method", "codec", "task.kind"), codec_fits),

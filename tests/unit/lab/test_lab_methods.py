@@ -11,6 +11,7 @@ from pww.config.schema.lab import DilocoMethod
 from pww.errors import ConfigError
 from pww.lab import charlm, quadratic
 from pww.lab.engine import Engine
+from pww.lab.inner import Inner
 from pww.lab.methods.diloco import Diloco, fragments
 from pww.lab.quadratic_setting import Setting
 from pww.lab.stack import Stack, flat, places
@@ -240,6 +241,26 @@ def test_absent_workers_do_not_train_and_do_not_count() -> None:
         expected = rows[chosen].mean(0) if any(present) else theta
         torch.testing.assert_close(made.method.theta(), expected, rtol=1e-4, atol=1e-5)
     assert len(seen) > 1
+
+
+def test_who_was_absent_at_first_has_its_momentum_from_its_first_step() -> None:
+    """Against torch's optimiser, a worker each."""
+    words = ("workers=3", "method.worker_steps=[2,1,1]", "diloco.inner_steps=2", "optim=sgd")
+    made = config(words)
+    values, grads = torch.ones(3, 4), torch.zeros(3, 4)
+    inner = Inner(made.optim, values, grads)
+    alone = [torch.ones(4, requires_grad=True) for _ in range(3)]
+    each = [torch.optim.SGD([row], lr=0.1, momentum=0.9, nesterov=True) for row in alone]
+    draws = torch.Generator().manual_seed(3)
+    for active in ([True, False, True], [False, False, True], [True, True, True]):
+        grads.copy_(torch.randn(3, 4, generator=draws) / 10)
+        for row, optimiser, grad, here in zip(alone, each, grads, active, strict=True):
+            row.grad = grad.clone()
+            if here:
+                optimiser.param_groups[0]["weight_decay"] = made.optim.weight_decay
+                optimiser.step()
+        inner.step(0.1, active=active)
+    torch.testing.assert_close(values, torch.stack(alone).detach())
 
 
 def test_absent_or_expected_divide_by_different_numbers() -> None:
