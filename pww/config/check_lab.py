@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from pww.config.check import momentum_fits
 from pww.config.check_codec import coarse, forced
 from pww.config.check_site import GPUS, OF_ANY_JOB, gpus_fit
+from pww.config.lab_model import model_fits
 from pww.config.schema.lab import DilocoMethod, LabConfig, NoAttack, Quadratic
 
 
@@ -102,6 +103,17 @@ def phases_fit(config: LabConfig) -> Iterator[str]:
         yield (
             f"method.fragments={method.fragments}: each goes at a step of its own of "
             f"diloco.inner_steps={outer.inner_steps}; use at most that many"
+        )
+    if method.overlap_steps >= outer.inner_steps:
+        yield (
+            f"method.overlap_steps={method.overlap_steps}: the outer step comes within the phase "
+            f"after its own, of diloco.inner_steps={outer.inner_steps}; use fewer, or "
+            "method.delay, which counts whole rounds"
+        )
+    if method.overlap_steps and not (plain and method.delay == 0):
+        yield (
+            f"method.overlap_steps={method.overlap_steps}: every worker goes on from its own "
+            "parameters; needs method.delay=0, method.participation=1 and method.worker_steps=[]"
         )
     if method.fragments > 1 and not (plain and method.delay == 0):
         yield (
@@ -232,6 +244,7 @@ def gpus_of_a_cell(config: LabConfig) -> Iterator[str]:
 
 Check = Callable[[LabConfig], Iterator[str]]
 RULES: tuple[tuple[tuple[str, ...], Check], ...] = (
+    (("task.kind", "model"), model_fits),
     (("method", "diloco"), outer_is_there),
     (("lab.steps", "diloco.inner_steps"), steps_are_phases),
     (("method", "codec", "task.kind"), codec_fits),

@@ -4,9 +4,10 @@ Each rule is a pair: the keys that it reads, and a function that yields a senten
 """
 
 from collections.abc import Callable, Iterator
+from typing import Protocol
 
 from pww.config.one_replica import of_one
-from pww.config.schema import Config
+from pww.config.schema import Config, ImageModel, LanguageModel
 
 FLAVOURS = {
     "qwen3": ("0.6B", "1.7B", "4B", "8B", "14B", "32B"),
@@ -16,6 +17,14 @@ FLAVOURS = {
 
 POSITIONS = {"qwen3": 40960, "llama3": 131072}
 """What the rotary embedding of each shipped family was made for."""
+
+
+class Modelled(Protocol):
+    """A configuration that may have a model."""
+
+    @property
+    def model(self) -> LanguageModel | ImageModel | None:
+        """Which."""
 
 
 def batch_divides(config: Config) -> Iterator[str]:
@@ -75,10 +84,10 @@ def _ranks(config: Config) -> str:
     )
 
 
-def heads_fit(config: Config) -> Iterator[str]:
+def heads_fit(config: Modelled) -> Iterator[str]:
     """Attention's shapes."""
     model = config.model
-    if model.kind != "custom":
+    if model is None or model.kind != "custom":
         return
     if model.num_heads % model.num_kv_heads:
         yield (
@@ -94,10 +103,10 @@ def heads_fit(config: Config) -> Iterator[str]:
         )
 
 
-def flavour_fits(config: Config) -> Iterator[str]:
+def flavour_fits(config: Modelled) -> Iterator[str]:
     """A family has its own flavours and its own longest window."""
     model = config.model
-    if model.kind != "shipped":
+    if model is None or model.kind != "shipped":
         return
     if model.flavor not in FLAVOURS[model.family]:
         yield (
@@ -111,10 +120,10 @@ def flavour_fits(config: Config) -> Iterator[str]:
         )
 
 
-def transformers_fits(config: Config) -> Iterator[str]:
-    """What a model of `transformers` cannot have here, and what other keys are the home of."""
+def homes_fit(config: Modelled) -> Iterator[str]:
+    """What other keys are the home of is no change of a model of `transformers`."""
     model = config.model
-    if model.kind != "hf":
+    if model is None or model.kind != "hf":
         return
     tokenizer = "the corpus's tokenizer"
     homes = {
@@ -123,6 +132,13 @@ def transformers_fits(config: Config) -> Iterator[str]:
     }  # fmt: skip
     for name in sorted(homes.keys() & model.changes.keys()):
         yield f"model.changes.{name}: comes from {homes[name]}; leave it out"
+
+
+def transformers_fits(config: Config) -> Iterator[str]:
+    """What a model of `transformers` cannot have here."""
+    model = config.model
+    if model.kind != "hf":
+        return
     if config.parallel.activation_checkpoint == "selective":
         yield (
             "parallel.activation_checkpoint=selective: knows the layers of torchtitan's models "
@@ -151,6 +167,7 @@ RULES: tuple[tuple[tuple[str, ...], Callable[[Config], Iterator[str]]], ...] = (
     ),
     (("model",), heads_fit),
     (("model",), flavour_fits),
+    (("model",), homes_fit),
     (("model", "parallel.activation_checkpoint"), transformers_fits),
     (("optim.warmup", "optim.decay", "optim.decay_share"), schedule_fits),
 )

@@ -81,6 +81,14 @@ class Composer:
         below = [g for g in self.groups(group) if own and g not in chosen]
         return own + [f"{g[len(group) + 1 :]}/{o}" for g in below for o in self.options(g)]
 
+    def file(self, path: str) -> dict[str, Any]:
+        """What a file of the tree says by itself, nothing resolved; {} if there is none."""
+        from omegaconf import OmegaConf
+
+        found = self._files.load_config(path)
+        raw: Any = {} if found is None else OmegaConf.to_container(found.config, resolve=False)
+        return dict(raw)
+
     def groups(self, above: str = "") -> list[str]:
         """Every group of ours, subgroups included, in the order of their names."""
         from hydra.core.object_type import ObjectType

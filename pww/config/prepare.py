@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from pydantic import ValidationError
 
+from pww.config import lab_model
 from pww.config.check import check
 from pww.config.check_lab import check_lab
 from pww.config.compose import Composer, Source, composer
@@ -35,10 +36,15 @@ class Shape:
     config_name: str
     model: type[Section]
     check: Callable[[Any, Callable[[str], bool]], list[str]]
+    unfit: Callable[[Mapping[str, Any]], str] = lambda values: ""  # of a model's file; why
+    elsewhere: frozenset[str] = frozenset()  # sections of a model's file that are not read
 
 
 RUN = Shape("config", Config, lambda config, at_fault: check(config, at_fault=at_fault))
-LAB = Shape("lab", LabConfig, lambda config, at_fault: check_lab(config, at_fault=at_fault))
+LAB = Shape(
+    "lab", LabConfig, lambda config, at_fault: check_lab(config, at_fault=at_fault),
+    unfit=lab_model.unfit, elsewhere=lab_model.ELSEWHERE,
+)  # fmt: skip
 
 Refine = Callable[[Any, frozenset[str]], Any]
 """A program's own last check, given the keys that the user set; it may raise ConfigError."""
@@ -152,6 +158,7 @@ def _one(
     shape: Shape,
 ) -> Config | None:
     """One job; with faults, what it is where nothing is at fault, or None if that is no whole."""
+    overrides = [o for o in overrides if not _is_unfit(hydra, o, faults, shape)]
     tree, groups = hydra.tree(overrides, faults)
     if tree is None:
         return None
@@ -159,6 +166,9 @@ def _one(
         hydra.launcher(tree, faults)
     values, derived = plain(tree, faults)
     spread(faults, derived)
+    typed = {key.partition(".")[0] for override in overrides for key in _given(override)}
+    for section in shape.elsewhere - typed:
+        values.pop(section, None)
     if isinstance(values.get("model"), dict) and values["model"].get("kind") == "hf":
         _changes(hydra, tree, values["model"], overrides, faults)
     config = _validated(values, faults, derived, shape=shape)
@@ -169,6 +179,16 @@ def _one(
         for sentence in shape.check(config, faults.touches):
             faults.add(sentence)
     return config
+
+
+def _is_unfit(hydra: Composer, override: "Override", faults: Faults, shape: Shape) -> bool:
+    """Whether it chooses a model that this program has no place for; says why."""
+    if override.key_or_group != "model" or isinstance(override.value(), Mapping):
+        return False
+    why = shape.unfit(hydra.file(f"model/{override.value()}"))
+    if why:
+        faults.add(f"model={override.value()}: {why}", "model")
+    return bool(why)
 
 
 def _changes(

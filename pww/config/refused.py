@@ -76,6 +76,12 @@ def _pointer(key: str, value: object) -> str:
     return f"; {pointer}" if pointer else ""
 
 
+def _present(node: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Of a schema that is something or null, the something."""
+    some = [one for one in node.get("anyOf", []) if one.get("type") != "null"]
+    return some[0] if len(some) == 1 and len(node["anyOf"]) == 2 else None
+
+
 class _Book:
     """The schema as JSON, walked by pydantic's error locations."""
 
@@ -83,7 +89,11 @@ class _Book:
         self._root = model.model_json_schema()
 
     def _open(self, node: Mapping[str, Any]) -> Mapping[str, Any]:
-        while "$ref" in node:
+        """The schema behind a reference, and of a section that may be absent its own."""
+        while "$ref" in node or _present(node):
+            if one := _present(node):
+                node = one
+                continue
             name = node["$ref"].rpartition("/")[2]
             node = {**self._root["$defs"][name], **{k: v for k, v in node.items() if k != "$ref"}}
         return node

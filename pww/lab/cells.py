@@ -33,6 +33,7 @@ SHORT = {
     "lab.steps": "steps",
     "task.size": "size",
     "method.delay": "delay",
+    "method.overlap_steps": "overlap_steps",
     "method.eager": "eager",
     "method.fragments": "fragments",
     "method.participation": "participation",

@@ -1,4 +1,4 @@
-"""One run of the task charlm: M workers, step by step, all in one vectorised pass.
+"""One run of a network on text: M workers, step by step, all in one vectorised pass.
 
 draw windows -> losses and gradients of all workers -> the method's step -> rows
 """
@@ -9,13 +9,14 @@ from typing import assert_never
 
 import torch
 
-from pww.config.schema.lab import CharLm, LabConfig
+from pww.config.schema.lab import LabConfig, TextTask
 from pww.errors import NotFiniteError
-from pww.lab import charlm, split, text
+from pww.lab import split, text
 from pww.lab.methods.base import Method
 from pww.lab.methods.diloco import Diloco
 from pww.lab.methods.eager import Eager
 from pww.lab.methods.sync import Demo, Dgc, Sync
+from pww.lab.network import context_of, network_of
 from pww.lab.outcome import Outcome, Row
 from pww.lab.seeds import generator
 from pww.lab.stack import Stack, flat
@@ -28,24 +29,24 @@ EVALUATED = 64
 class Engine:
     """The state of a run between two steps."""
 
-    def __init__(self, config: LabConfig, task: CharLm, corpus: text.Corpus) -> None:
+    def __init__(self, config: LabConfig, task: TextTask, corpus: text.Corpus) -> None:
         """Draws the parameters; the same seed gives the same in every cell.
 
         Raises:
-            ConfigError, DataError: the method does not fit the model, or the text the split.
+            ConfigError, DataError: the method does not fit the model, the model the memory, or
+                the text the split.
         """
-        self.size = charlm.SIZES[task.size]
-        length = self.size.context + 1
-        self._config = config
+        self._config, self._context = config, context_of(config)
+        self.network = network_of(config)
+        length = self._context + 1
         self._streams = split.streams(
             corpus, workers=config.workers, split=task.split, length=length
         )
         self._held_out = split.held_out(corpus, windows=config.lab.eval_windows, length=length)
         self._draws = generator(config.seed, "windows")
-        self.stack = Stack(self.size.shapes, workers=config.workers)
-        start = charlm.initial(self.size, generator=generator(config.seed, "parameters"))
-        self.stack.load(flat(start))
-        self._scratch = Stack(self.size.shapes, workers=1)
+        self.stack = Stack(self.network.shapes, workers=config.workers)
+        self.stack.load(flat(self.network.initial()))
+        self._scratch = Stack(self.network.shapes, workers=1)
         self.method = method_of(config, self.stack)
         self._lrs = phase_lrs(0.0, 1.0, config.lab.steps, config.optim)
         self.steps = self.tokens = 0
@@ -57,13 +58,13 @@ class Engine:
             NotFiniteError: what would be exchanged is nan or inf.
         """
         windows = self._config.optim.batch_windows
-        tokens = self._streams.draw(self._draws, windows=windows, length=self.size.context + 1)
+        tokens = self._streams.draw(self._draws, windows=windows, length=self._context + 1)
         active = self.method.active()
-        losses = charlm.losses(self.stack.params, tokens, size=self.size)
+        losses = self.network.losses(self.stack.params, tokens)
         self.stack.backward(losses)
         self.method.step(self._lrs[self.steps])
         self.steps += 1
-        self.tokens += sum(active) * windows * self.size.context
+        self.tokens += sum(active) * windows * self._context
         trained = losses.detach()[torch.tensor(active)]
         return float(trained.mean()) if len(trained) else math.nan
 
@@ -73,7 +74,7 @@ class Engine:
         with torch.no_grad():
             total = 0.0
             for part in torch.split(self._held_out, EVALUATED, dim=1):
-                loss = charlm.losses(self._scratch.params, part, size=self.size)
+                loss = self.network.losses(self._scratch.params, part)
                 total += float(loss) * part.shape[1]
         return total / self._held_out.shape[1]
 
@@ -98,7 +99,7 @@ def method_of(config: LabConfig, stack: Stack) -> Method:
 
 def run(
     config: LabConfig,
-    task: CharLm,
+    task: TextTask,
     *,
     write: Callable[[Row], None],
     progress: Callable[[int, float], None] = lambda step, loss: None,

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterator
 
 from pww.config.check_given import unused
-from pww.config.schema.lab import CharLm, DilocoMethod, LabConfig, Quadratic
+from pww.config.schema.lab import DilocoMethod, LabConfig, Quadratic, TextTask
 
 NOT_QUADRATIC = (
     "lab.eval_windows", "lab.log_every", "lab.threads", "optim.batch_windows", "optim.clip_norm",
@@ -47,7 +47,7 @@ def without_effect(config: LabConfig, given: Collection[str]) -> Iterator[str]:
                 f"method.divide_by={method.divide_by}: nobody is absent with "
                 "method.participation=1; leave it out"
             )
-    if isinstance(task, CharLm) and task.text == "pydocs" and "task.roots" in given:
+    if isinstance(task, TextTask) and task.text == "pydocs" and "task.roots" in given:
         yield "task.roots: task.text=pydocs reads no files; leave it out"
     if isinstance(task, Quadratic):
         for key in sorted(set(NOT_QUADRATIC) & set(given)):

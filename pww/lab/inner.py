@@ -27,6 +27,9 @@ class Inner:
                     self._rows, lr=optim.lr, momentum=optim.momentum,
                     nesterov=optim.momentum > 0, weight_decay=optim.weight_decay, fused=True,
                 )  # fmt: skip
+                if optim.momentum:  # torch's fused step wants all or none to have one already
+                    for row in self._rows:
+                        self._steps.state[row]["momentum_buffer"] = torch.zeros_like(row)
             case _:
                 assert_never(optim)
 

@@ -7,13 +7,13 @@ import yaml
 
 from pww.clock import Clock
 from pww.config.paths import CONFIG_FILE, shown
-from pww.config.schema.lab import CharLm, LabConfig
+from pww.config.schema.lab import LabConfig, TextTask
 from pww.data.progress import progress
 from pww.errors import LabError
 from pww.folder import owned, write_durably
 from pww.lab.cells import Value
 from pww.lab.records import METRICS_FILE, Result, is_finished, read_run, write_result
-from pww.lab.study import FREE, leaves
+from pww.lab.study import FREE, had, leaves
 from pww.log import JsonLines
 
 
@@ -53,7 +53,7 @@ def make(
 def _resolved(config: LabConfig) -> LabConfig:
     """The text by its name, so that records say which it was."""
     task = config.task
-    if not isinstance(task, CharLm):
+    if not isinstance(task, TextTask):
         return config
     from pww.lab import text
 
@@ -66,7 +66,7 @@ def _check_same(config: LabConfig, folder: Path) -> None:
     differing = sorted(
         key
         for key in there.keys() | here.keys()
-        if there.get(key) != here.get(key)
+        if had(there, key) != had(here, key)
         and (key in ("seed", "optim.lr") or not any(key.startswith(free) for free in FREE))
     )
     if differing:
@@ -92,14 +92,14 @@ def _train(
     task = config.task
     words = f"{title} {folder.name}"
     try:
-        if isinstance(task, CharLm):
+        if isinstance(task, TextTask):
             import torch
 
-            from pww.lab.charlm import SIZES
             from pww.lab.engine import run
+            from pww.lab.network import context_of
 
             torch.set_num_threads(config.lab.threads)
-            each = config.workers * config.optim.batch_windows * SIZES[task.size].context
+            each = config.workers * config.optim.batch_windows * context_of(config)
             with progress(
                 words, total=config.lab.steps * each, clock=clock, unit="tokens"
             ) as advance:

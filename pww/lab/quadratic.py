@@ -109,7 +109,9 @@ class _Simulation:
         self.theta_CK = np.full((chains, num_modes), self._best + setting.start)
         self._momentum_CK = np.zeros_like(self.theta_CK)
         self._rest_CMK = np.zeros((chains, m, num_modes))
-        late = [np.zeros_like(self.theta_CK) for _ in range(setting.delay)]
+        self._sent_CMK = np.repeat(self.theta_CK[:, None, :], m, axis=1)
+        on_its_way = 1 if setting.overlap else setting.delay
+        late = [np.zeros_like(self.theta_CK) for _ in range(on_its_way)]
         self._late: deque[FloatArray] = deque(late)
 
     def loss_C(self) -> FloatArray:
@@ -129,20 +131,33 @@ class _Simulation:
         sent_CMK = self._encoded(own_CMK, present_CM1)
         attack_(setting, sent_CMK, own_CMK, self._generator)
         self._late.append(merge(setting, sent_CMK, self._shares(present_CM1)))
-        self._outer_step_(self._late.popleft())
+        if not setting.overlap:
+            self._outer_step_(self._late.popleft())
         return int((present_CM1 * self._steps_M1).sum())
 
     def _inner_steps(self) -> FloatArray:
-        """Each worker's delta after its own number of steps."""
+        """Each worker's delta after its own number of steps.
+
+        With `overlap` the delta of the phase before arrives on the way: workers went on from what
+        they had, and move over to the new theta with what they did since.
+        """
         setting = self._setting
-        x = np.repeat(self.theta_CK[:, None, :], setting.workers, axis=1)
+        at_hand_CMK = self._sent_CMK
+        if setting.overlap:
+            x = at_hand_CMK.copy()
+        else:
+            x = np.repeat(self.theta_CK[:, None, :], setting.workers, axis=1)
         xi = np.empty_like(x)
         for taken in range(setting.inner_steps):
+            if taken and taken == setting.overlap:
+                self._outer_step_(self._late.popleft())
+                x = self.theta_CK[:, None, :] + (x - at_hand_CMK)
             self._generator.standard_normal(out=xi)
             gradient = self._curvature_MK * (x - self._optimum_M1) + setting.noise * xi
             if setting.worker_steps:
                 gradient *= self._steps_M1 > taken
             x -= setting.lr * gradient
+        self._sent_CMK = x
         return np.asarray(self.theta_CK[:, None, :] - x)
 
     def _present(self, chains: int) -> npt.NDArray[np.bool_]:

@@ -35,6 +35,7 @@ class Setting:
         step: D, in units of the parameter.
         error_feedback: What was not sent is added to the next delta.
         delay: tau, the rounds by which a merged delta comes late.
+        overlap: n, the inner steps by which it does; workers keep what they moved meanwhile.
         merge: The merge rule.
         tolerated: Values cut at each end by `trimmed`, attackers assumed by `krum`.
         clip: Longest norm that `clipped` lets pass, in medians of the norms; 1 or more.
@@ -69,6 +70,7 @@ class Setting:
     step: float = 0.0
     error_feedback: bool = False
     delay: int = 0
+    overlap: int = 0
     merge: Merge = "mean"
     tolerated: int = 0
     clip: float = 1.0
@@ -117,6 +119,7 @@ class Setting:
             ("kept", self.kept, 1e-300, 1, "above 0 and at most 1"),
             ("step", self.step, 0, most, "0 or more"),
             ("delay", self.delay, 0, most, "0 or more"),
+            ("overlap", self.overlap, 0, self.inner_steps - 1, "0 or more and below inner_steps"),
             ("tolerated", self.tolerated, 0, most, "0 or more"),
             ("clip", self.clip, 1, most, "1 or more"),
             ("attackers", self.attackers, 0, self.workers - 1, "below the number of workers"),
@@ -173,6 +176,10 @@ class Setting:
              f"participation {self.participation:g} with {merge}; only mean knows absent workers"),
             (self.divide == "expected" and self.participation == 1,
              "divide=expected does nothing with participation 1; lower it or leave divide"),
+            (self.overlap > 0
+             and (self.delay > 0 or self.participation < 1 or bool(self.worker_steps)),
+             f"overlap {self.overlap}: every worker goes on from its own parameters; "
+             "take delay 0, participation 1 and no worker_steps"),
             (bool(self.weights) and self.merge != "mean",
              f"weights do nothing with {merge}; take mean"),
             (bool(self.worker_steps) and self.inner_steps != max(self.worker_steps, default=0),

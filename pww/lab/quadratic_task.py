@@ -51,6 +51,7 @@ def setting(config: LabConfig, task: Quadratic) -> Setting:
         outer_lr=diloco.outer.lr, momentum=diloco.outer.momentum, codec=kind,
         kept=codec.keep / PLACES if codec.kind == "randomk" else 1.0, step=task.dither,
         error_feedback=codec.kind == "randomk" and codec.feedback, delay=method.delay,
+        overlap=method.overlap_steps,
         merge="geometric_median" if merge.kind == "geometric" else merge.kind,
         tolerated=_tolerated(config), clip=merge.limit if merge.kind == "clipped" else 1.0,
         attackers=attackers, attack=attack, attack_scale=scale,

@@ -21,6 +21,8 @@ FREE = (
 
 JOBS, DONE = "jobs", "finished"
 """Below a study's folder: those of cells that were queued; of each, what came out once it ended."""
+LATER: Mapping[str, object] = {"method.overlap_steps": 0}
+"""Keys that came to methods later, and the value without which earlier runs were made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +132,7 @@ def _of_one_configuration(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
             differing |= {
                 key
                 for key in first.keys() | other.keys()
-                if first.get(key) != other.get(key) and not _below(key, FREE)
+                if had(first, key) != had(other, key) and not _below(key, FREE)
             }
         if not differing:
             kept += same
@@ -152,6 +154,11 @@ def leaves(values: Mapping[str, Any], above: str = "") -> dict[str, Any]:
         else:
             found[f"{above}{key}"] = value
     return found
+
+
+def had(found: Mapping[str, Any], key: str) -> object:
+    """A key's value in the `leaves` of a run, whose version may not have known the key yet."""
+    return found.get(key, LATER.get(key))
 
 
 def _below(name: str, keys: Sequence[str]) -> bool:

@@ -14,7 +14,7 @@ from typing import assert_never
 import torch
 
 from pww.config.paths import PROJECT
-from pww.config.schema.lab import CharLm
+from pww.config.schema.lab import TextTask
 from pww.data.files import find_files
 from pww.data.pydocs import PythonDocs
 from pww.data.sources import documents
@@ -49,7 +49,7 @@ class Corpus:
     held_out: torch.Tensor  # uint8
 
 
-def load(task: CharLm, *, project: Path = PROJECT) -> Corpus:
+def load(task: TextTask, *, project: Path = PROJECT) -> Corpus:
     """The text that `task` names; with `auto` what there is.
 
     Raises:

@@ -82,13 +82,7 @@ class HfDecoder(BaseModel):  # type: ignore[misc]
         causal = torch.tensor(whole is None or _is_causal(whole), device=device)
         dist.broadcast(causal, src=0)
         if not bool(causal.item()):
-            name = _model(self.config).config
-            raise ConfigError(
-                [
-                    f"model.config={name}: it sees the tokens that it should predict; only causal "
-                    "(decoder-only) models can be trained here"
-                ]
-            )
+            raise _not_causal(_model(self.config).config)
         drawn = {} if whole is None else dict(whole.named_parameters())
         for name, parameter in parameters(self.model):
             scatter(parameter, drawn[name].detach() if whole is not None else None)
@@ -157,6 +151,25 @@ def _blocks(model: Any) -> list[tuple[str, nn.Module]]:
     found = [n for n, m in model.named_modules() if type(m).__name__ in names]
     outer = [n.removesuffix(f".{WRAPPED[:-1]}") for n in found]
     return [(name, model.get_submodule(name)) for name in outer]
+
+
+def check_causal(model: Any, name: str) -> None:
+    """Refuses a model of `transformers` that sees what it should predict; `name`: its type.
+
+    Raises:
+        ConfigError: it does.
+    """
+    if not _is_causal(model):
+        raise _not_causal(name)
+
+
+def _not_causal(name: str) -> ConfigError:
+    return ConfigError(
+        [
+            f"model.config={name}: it sees the tokens that it should predict; only causal "
+            "(decoder-only) models can be trained here"
+        ]
+    )
 
 
 @torch.no_grad()

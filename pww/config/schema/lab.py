@@ -6,7 +6,7 @@ from pydantic import Field
 
 from pww.config.schema.base import Decay, Fraction, Name, Positive, Rate, Section
 from pww.config.schema.codec import Codec
-from pww.config.schema.model import AdamW, Sgd
+from pww.config.schema.model import AdamW, LanguageModel, Sgd
 from pww.config.schema.outer import Outer
 from pww.config.schema.run import Launcher
 from pww.config.schema.site import Site
@@ -36,14 +36,25 @@ class Study(Section):
     threads: Positive
 
 
-class CharLm(Section):
-    """A small GPT on characters."""
+class TextTask(Section):
+    """A network that learns to foretell characters."""
 
-    kind: Literal["charlm"]
-    size: Literal["toy", "413k", "915k"]
     text: Literal["auto", "tinyshakespeare", "pydocs"]
     roots: Annotated[tuple[str, ...], Field(strict=False)]
     split: Literal["iid", "author"]  # what a worker's text is
+
+
+class CharLm(TextTask):
+    """A small GPT."""
+
+    kind: Literal["charlm"]
+    size: Literal["toy", "413k", "915k"]
+
+
+class ModelTask(TextTask):
+    """The model of the tree."""
+
+    kind: Literal["model"]
 
 
 class Quadratic(Section):
@@ -61,7 +72,7 @@ class Quadratic(Section):
     weights: Rates  # of each worker; []: equal
 
 
-Task = Annotated[CharLm | Quadratic, Field(discriminator="kind")]
+Task = Annotated[CharLm | ModelTask | Quadratic, Field(discriminator="kind")]
 LabOptim = Annotated[AdamW | Sgd, Field(discriminator="name")]
 
 
@@ -81,6 +92,7 @@ class DilocoMethod(Section):
     feedback_decay: Fraction  # of the residual, each round
     fragments: Positive
     delay: Annotated[int, Field(ge=0, le=1000)]  # rounds between an exchange and its outer step
+    overlap_steps: Annotated[int, Field(ge=0)]  # inner steps before an outer step arrives
     eager: bool
     participation: Share
     divide_by: Literal["present", "expected"]
@@ -198,6 +210,7 @@ class LabConfig(Section):
     launcher: Launcher
     lab: Study
     task: Task
+    model: Annotated[LanguageModel, Field(discriminator="kind")] | None = None  # of task=model
     method: Method
     diloco: LabDiloco | None = None  # of the methods that have an outer loop
     optim: LabOptim

@@ -1,7 +1,13 @@
 """Closed forms of local SGD on a quadratic: one function each, without torch."""
 
 from pww.lab.forms.compressed import dithered_variance, omega_of, unbiased_variance
-from pww.lab.forms.delay import best_delayed_rate, best_delayed_step, delay_limit, delayed_rate
+from pww.lab.forms.delay import (
+    best_delayed_rate,
+    best_delayed_step,
+    delay_limit,
+    delayed_rate,
+    overlapped_variance,
+)
 from pww.lab.forms.drift import cure, drift, fixed_point, true_optimum
 from pww.lab.forms.error_feedback import error_feedback_limit, error_feedback_variance
 from pww.lab.forms.local_sgd import local_sgd_variance, stable_outer_lr
@@ -28,6 +34,6 @@ __all__ = [
     "delayed_rate", "dithered_variance", "divided_by_expected", "divided_by_present", "drift",
     "error_feedback_limit", "error_feedback_variance", "fixed_point", "inner_variance",
     "local_sgd_variance", "loss", "mean_bias", "mean_inverse_present", "median_bias",
-    "median_noise", "omega_of", "outer_condition", "outer_rate", "robust_variance",
-    "stable_outer_lr", "true_optimum", "unbiased_variance", "unequal_variance",
+    "median_noise", "omega_of", "outer_condition", "outer_rate", "overlapped_variance",
+    "robust_variance", "stable_outer_lr", "true_optimum", "unbiased_variance", "unequal_variance",
 ]  # fmt: skip

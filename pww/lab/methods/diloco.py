@@ -1,11 +1,17 @@
 """H inner steps apart, then an outer step: DiLoCo, local SGD, SparseLoCo, and what varies them.
 
-Absent workers and such with fewer steps, streaming fragments, and an outer step that comes tau
-rounds late: `theta_{t+1} = theta_t - outer(merged_{t - tau})`. The eager variant is in `eager`.
+Absent workers and such with fewer steps, streaming fragments, and an outer step that comes late.
+
+* by tau rounds: `theta_{t+1} = theta_t - outer(merged_{t - tau})`, and every phase starts from the
+theta that there is. The eager variant is in `eager`.
+* by n inner steps: workers go on from their own parameters, and what they moved meanwhile is kept:
+`x = theta_{t+1} + (x_now - x_sent)`, as `pww.replica.overlap` has it. What is on its way when the
+run ends arrives then.
 """
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 
 import torch
@@ -21,6 +27,15 @@ from pww.lab.traffic import Traffic
 from pww.outer import get_optimizer, weights
 
 
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """A merged delta on its way: when it arrives, and what its workers had when they sent."""
+
+    due: int  # the step after which it is there
+    columns: slice
+    sent: torch.Tensor  # (M, columns)
+
+
 class Diloco:
     """One published theta; each worker starts a phase from it."""
 
@@ -34,6 +49,7 @@ class Diloco:
         self._theta = stack.values[0].clone()
         self._momentum = torch.zeros_like(self._theta)
         self._late: deque[tuple[torch.Tensor, int]] = deque()
+        self._flights: deque[Flight] = deque()
         self._fragments = fragments(stack.shapes, method.fragments)
         self._places = places(stack.shapes)
         self._draws = generator(config.seed, "participation")
@@ -75,14 +91,14 @@ class Diloco:
                 self._inner_steps
             ):
                 self._end_phase(names)
+        self._land()
         if self._steps % self._inner_steps == 0:
             self.rounds += 1
 
     def _end_phase(self, names: Sequence[str]) -> None:
-        """Exchanges these tensors and steps their part of theta; workers start from it."""
+        """Exchanges these tensors and steps their part of theta, now or in some steps."""
         columns = slice(self._places[names[0]].start, self._places[names[-1]].stop)
-        theta, momentum = self._theta[columns], self._momentum[columns]
-        values = self._stack.values[:, columns]
+        theta, values = self._theta[columns], self._stack.values[:, columns]
         who = [worker for worker, here in enumerate(self._present) if here]
         if self._is_whole(who):
             theta.copy_(values[who[0]])
@@ -92,13 +108,32 @@ class Diloco:
             if who:
                 late = (self._send(theta - values, who, names), len(who))
             self._late.append(late)
+            if self._method.overlap_steps:
+                due = min(self._steps + self._method.overlap_steps, self._config.lab.steps)
+                self._flights.append(Flight(due, columns, values.clone()))
+                return
             if len(self._late) > self._method.delay:
-                delta, contributors = self._late.popleft()
-                if contributors:
-                    get_optimizer(self._outer, contributors=contributors).step(
-                        theta, momentum, delta, partial=False
-                    )
+                self._outer_step(columns)
         values.copy_(theta.expand_as(values))
+
+    def _land(self) -> None:
+        """Moves the workers over to the theta of deltas that arrive now, with what they did since.
+
+        Deltas arrive in the order in which they were sent.
+        """
+        while self._flights and self._flights[0].due == self._steps:
+            flight = self._flights.popleft()
+            self._outer_step(flight.columns)
+            values = self._stack.values[:, flight.columns]
+            values.sub_(flight.sent).add_(self._theta[flight.columns])
+
+    def _outer_step(self, columns: slice) -> None:
+        """Steps theta by the delta that was sent first; not at all if nobody sent."""
+        delta, contributors = self._late.popleft()
+        if contributors:
+            get_optimizer(self._outer, contributors=contributors).step(
+                self._theta[columns], self._momentum[columns], delta, partial=False
+            )
 
     def _send(self, deltas: torch.Tensor, who: Sequence[int], names: Sequence[str]) -> torch.Tensor:
         """What becomes of all workers' deltas, of whom `who` take part."""
@@ -122,7 +157,7 @@ class Diloco:
         By algebra it does; `theta - (theta - x)` in fp32 would lose the last bit of some x.
         """
         alone = len(who) == 1 and self._method.divide_by == "present"
-        plain = self._exchange.exact and self._method.delay == 0
+        plain = self._exchange.exact and self._method.delay == self._method.overlap_steps == 0
         return alone and plain and _full(self._outer) and self._config.merge.kind != "krum"
 
 

@@ -163,11 +163,20 @@ OUTER = Recipe(
 
 OVERLAP = Recipe(
     name="overlap",
-    about="An outer step one round late: not at all, naive, and eager, each tuned.",
+    about="An outer step late by one inner step, by a round naively, and eagerly, each tuned.",
     common=("lab.seeds=3", RATES, "method=diloco"),
-    lines=(("method.delay=0,1",), ("method.delay=1", "method.eager=true")),
+    lines=(
+        ("method.delay=0,1",),
+        ("method.delay=1", "method.eager=true"),
+        ("method.overlap_steps=1",),
+    ),
     against="delay=0",
     expected=(
+        Expected(
+            "one inner step late is free",
+            "0",
+            Compared("loss_difference", "overlap_steps=1", -0.03, 0.03, "delay=0"),
+        ),
         Expected(
             "one outer step late, naive",
             "+0.34 nats at 500M",

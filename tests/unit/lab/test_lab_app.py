@@ -15,6 +15,7 @@ from pww.config.schema.lab import LabConfig
 from pww.errors import ConfigError
 from pww.lab import app
 from pww.lab.records import read_run
+from pww.lab.study import read_study
 
 FAST = ("lab.steps=4", "diloco.inner_steps=2", "lab.eval_windows=2")
 QUADRATIC = ("task=quadratic", "lab.steps=200", "lab.eval_every=100", "task.chains=2")
@@ -108,6 +109,32 @@ REFUSED = {
         "has task.weights instead",
         "takes the place of a codec", "a coordinated sign flip only",
     ),
+    "method.overlap_steps=10 method.delay=1 method.participation=0.5": (
+        "method.overlap_steps=10: the outer step comes within the phase after its own, of "
+        "diloco.inner_steps=10; use fewer",
+        "every worker goes on from its own parameters; needs method.delay=0",
+    ),
+    "task=model model=resnet18 workers=0": (
+        "model=resnet18: has running statistics (BatchNorm)", "workers=0: a whole number",
+    ),
+    "model=qwen3_debug": ("task=charlm has a model of its own; add task=model",),
+    "task=quadratic model=llama3_debug": ("task=quadratic has a model of its own",),
+    "task=model model.dim=x model.num_heads=0 model.kind=resnet": (
+        "model.kind=resnet: one of custom, hf, shipped",
+    ),
+    "task=model model.dim=x model.num_heads=0 model.num_kv_heads=3": (
+        "model.dim=x: a whole number", "model.num_heads=0: a whole number",
+    ),
+    "task=model model.num_kv_heads=3 model.head_dim=7 task.text=pydocs task.roots=[a]": (
+        "must divide model.num_heads=4", "must be even", "task.text=pydocs reads no files",
+    ),
+    "task=model model=qwen3_0.6b model.flavor=8B model.seq_len=50000": ("at most 40960",),
+    "task=model model=hf/gpt2 +model.changes.vocab_size=3": (
+        "model.changes.vocab_size: comes from the corpus's tokenizer",
+    ),
+    "task=model model=llama3_8b parallel.activation_checkpoint=none": (
+        "parallel={activation_checkpoint: none}: no such key",
+    ),
     "task=quadratic method=sync": ("task=quadratic knows diloco and local",),
 }  # fmt: skip
 
@@ -116,6 +143,35 @@ REFUSED = {
 def test_what_is_refused_all_at_once(words: str) -> None:
     told = faults(*words.split())
     assert [said for said in REFUSED[words] if said not in told] == []
+
+
+def test_a_task_that_trains_a_model_and_has_none() -> None:
+    made = prepare(["task=model"], shape=LAB).configs[0]
+    assert isinstance(made, LabConfig)
+    assert LAB.check(made.model_copy(update={"model": None}), lambda key: False) == [
+        "model=null: task=model trains a model of conf/model; use model=qwen3_debug"
+    ]
+
+
+def test_a_model_of_the_tree_brings_its_rate_and_leaves_what_is_of_a_run_alone() -> None:
+    made = prepare(["task=model", "model=llama3_8b", "method=dgc"], shape=LAB).configs[0]
+    assert isinstance(made, LabConfig)
+    assert made.model is not None
+    assert (made.model.name, made.optim.lr, made.optim.name) == ("llama3_8b", 2e-4, "sgd")
+
+
+def test_a_run_of_a_model_is_a_folder(outputs: Path) -> None:
+    sizes = ["model.dim=16", "model.num_layers=1", "model.hidden_dim=16", "model.seq_len=16"]
+    assert app.start([*FAST, "task=model", "workers=2", *sizes]) == 0
+    (folder,) = outputs.iterdir()
+    run = read_run(folder)
+    assert (run.result.task, run.result.tokens) == ("model", 4 * 2 * 4 * 16)
+    assert run.result.cell["model.dim"] == 16
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    assert config["task"] == {"kind": "model", "text": "tinyshakespeare", "split": "iid",
+                              "roots": config["task"]["roots"]}  # fmt: skip
+    config["task"]["roots"] = tuple(config["task"]["roots"])
+    assert LabConfig.model_validate(config)
 
 
 def test_an_outer_loop_without_a_method_that_has_one() -> None:
@@ -238,6 +294,25 @@ def test_a_folder_that_holds_another_run(outputs: Path, capsys: pytest.CaptureFi
     assert app.start([*QUADRATIC]) == 1
     said = capsys.readouterr().err
     assert "holds a finished run that differs in task.noise (2.0, now 1.0)" in said
+
+
+def test_a_run_made_before_a_key_was_there_is_one_without_what_it_does(
+    outputs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*FAST, "workers=1"]
+    assert app.start(words) == 0
+    (folder,) = outputs.iterdir()
+    path = folder / "config.yaml"
+    before = path.read_text()
+    path.write_text(before.replace("  overlap_steps: 0\n", ""))
+    assert path.read_text() != before
+    assert app.start(words) == 0
+    assert app.start([*words, "lab.seeds=2"]) == 0
+    study = read_study(outputs)
+    assert (len(study.runs), study.faults) == (2, ())
+    path.write_text(before.replace("overlap_steps: 0", "overlap_steps: 1"))
+    assert app.start(words) == 1
+    assert "differs in method.overlap_steps (1, now 0)" in capsys.readouterr().err
 
 
 def test_a_sweep_makes_every_cell(outputs: Path) -> None:

@@ -59,12 +59,12 @@ def test_the_evaluation_is_the_mean_over_windows() -> None:
     config = prepare(["lab.eval_windows=100"], shape=LAB).configs[0]
     assert isinstance(config, LabConfig)
     assert isinstance(config.task, CharLm)
-    from pww.lab import charlm, text
+    from pww.lab import text
 
     made = engine.Engine(config, config.task, text.load(config.task))
     made._scratch.load(made.method.theta())
     with torch.no_grad():
-        whole = charlm.losses(made._scratch.params, made._held_out, size=made.size)
+        whole = made.network.losses(made._scratch.params, made._held_out)
     assert made.evaluate() == pytest.approx(float(whole), rel=1e-5)
 
 

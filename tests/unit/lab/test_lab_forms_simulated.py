@@ -162,6 +162,21 @@ def test_form_8_delayed_step_is_stable_to_its_limit(delay: int) -> None:
         assert forms.best_delayed_rate(delay) < rate < forms.best_delayed_rate(delay) * 1.012
 
 
+@pytest.mark.parametrize(("overlap", "alpha"), [(0, 0.8), (1, 0.8), (4, 0.8), (4, 0.3), (3, 1.0)])
+def test_form_8_an_outer_step_some_inner_steps_late(overlap: int, alpha: float) -> None:
+    a = np.array([1.0, 0.3])
+    made = setting(
+        curvature=tuple(a), lr=0.4, inner_steps=5, workers=3, outer_lr=alpha, overlap=overlap
+    )
+    got = run(made, seed=3, rounds=6000, chains=64, burn_in=0.05)
+    form = forms.overlapped_variance(
+        a, lr=0.4, inner_steps=5, overlap=overlap, workers=3, outer_lr=alpha
+    )
+    spread = got.losses.std(ddof=1) / 8
+    assert got.loss == pytest.approx(forms.loss(a, form), abs=4 * spread)
+    assert spread < 0.01 * got.loss
+
+
 def test_form_9_one_sided_attackers_move_the_median_by_its_bias_and_the_mean_at_will() -> None:
     workers, attackers = 401, 100
     far: dict[str, object] = {

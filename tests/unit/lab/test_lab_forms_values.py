@@ -8,6 +8,7 @@ import pytest
 
 from pww.errors import ConfigError
 from pww.lab import forms
+from pww.lab.forms.domain import FloatArray
 
 THREE = (1.0, 0.25, 0.05)
 TEN = np.geomspace(0.01, 1.0, 10)  # kappa 100
@@ -182,6 +183,28 @@ def test_form_6_without_compression_is_form_1() -> None:
     assert form == pytest.approx(
         forms.unbiased_variance(0.8, 0.3, workers=7, omega=0, outer_lr=1.3)
     )
+
+
+def overlapped(overlap: int, alpha: float) -> FloatArray:
+    return forms.overlapped_variance(
+        [1.0, 0.3], lr=0.4, inner_steps=5, overlap=overlap, workers=3, outer_lr=alpha, noise=0.7
+    )
+
+
+def test_form_8_without_overlap_is_form_1_and_averaging_pays_nothing_for_it() -> None:
+    for alpha in (0.3, 0.8, 1.0):
+        plain = forms.local_sgd_variance(
+            [1.0, 0.3], lr=0.4, inner_steps=5, workers=3, outer_lr=alpha, noise=0.7
+        )
+        np.testing.assert_allclose(overlapped(0, alpha), plain, rtol=1e-12)
+        late = overlapped(4, alpha)
+        assert np.allclose(late, plain, rtol=1e-12) == (alpha == 1.0)
+    assert np.isinf(overlapped(0, 2.4)).any()
+
+
+def test_form_8_overlap_is_shorter_than_a_phase() -> None:
+    with pytest.raises(ConfigError, match="overlap is 5; it must be a number from 0 to 4"):
+        overlapped(5, 1.0)
 
 
 @pytest.mark.parametrize(

@@ -2,15 +2,19 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 import torch
-from lab_engine import PLAIN, TOY, after, batches, batches_without_moving, engine, grads_of
+from lab_engine import PLAIN, TOY, after, batches, batches_without_moving, config, engine, grads_of
 
+from pww.config.schema.lab import DilocoMethod
 from pww.errors import ConfigError
-from pww.lab import charlm
+from pww.lab import charlm, quadratic
 from pww.lab.engine import Engine
-from pww.lab.methods.diloco import fragments
-from pww.lab.stack import flat, places
+from pww.lab.inner import Inner
+from pww.lab.methods.diloco import Diloco, fragments
+from pww.lab.quadratic_setting import Setting
+from pww.lab.stack import Stack, flat, places
 
 # identities
 
@@ -133,6 +137,84 @@ def test_a_delay_takes_the_delta_of_tau_rounds_ago() -> None:
     torch.testing.assert_close(made.method.theta(), theta, rtol=1e-4, atol=1e-5)
 
 
+OVERLAP = ("method.overlap_steps=2", "diloco.inner_steps=3", *PLAIN)
+
+
+def test_workers_go_on_from_their_own_until_the_outer_step_comes() -> None:
+    """Written from the description: `x = theta' + (x_now - x_sent)`, with Nesterov on deltas."""
+    made = engine("workers=3", *OVERLAP)
+    theta = made.method.theta().clone()
+    rows, velocity = theta.expand(3, -1).clone(), torch.zeros_like(theta)
+    sent, delta = rows.clone(), torch.zeros_like(theta)
+    for number, tokens in enumerate(batches_without_moving(made, 12)):
+        rows -= made._lrs[number] * grads_of(rows, tokens)
+        if number % 3 == 1 and number > 3:
+            velocity = 0.9 * velocity + delta
+            theta = theta - 0.7 * (0.9 * velocity + delta)
+            rows = theta + (rows - sent)
+        if number % 3 == 2:
+            sent, delta = rows.clone(), (theta - rows).mean(0)
+        made.step()
+        torch.testing.assert_close(made.stack.values, rows, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(made.method.theta(), theta, rtol=1e-4, atol=1e-5)
+
+
+def test_the_production_methods_with_overlap_are_the_quadratic_in_numpy() -> None:
+    """The same draws into both: torch's optimiser, merge and outer step against plain NumPy."""
+    words = ("workers=3", "method.overlap_steps=2", "diloco.inner_steps=5", *PLAIN)
+    made, a, rounds = config(words), np.array([1.0, 0.3]), 20
+    assert made.diloco is not None
+    assert isinstance(made.method, DilocoMethod)
+    stack = Stack({"x": (2,)}, workers=3)
+    stack.load(torch.ones(2))
+    method = Diloco(made, stack, made.method, made.diloco)
+    draws = np.random.default_rng(4)
+    thetas = []
+    for _ in range(rounds * 5):
+        noise = torch.from_numpy(draws.standard_normal((1, 3, 2))[0])
+        stack.grads.copy_(torch.from_numpy(a) * stack.values + 0.1 * noise)
+        method.step(0.2)
+        thetas.append(method.theta().clone())
+    reference = quadratic.run(
+        Setting(
+            curvature=tuple(a), workers=3, inner_steps=5, lr=0.2, noise=0.1, outer="nesterov",
+            outer_lr=0.7, momentum=0.9, overlap=2,
+        ),
+        seed=4, rounds=rounds, burn_in=1 - 0.5 / rounds,
+    )  # fmt: skip
+    np.testing.assert_allclose(thetas[-1].numpy(), reference.position[0], rtol=1e-4, atol=1e-6)
+    assert not torch.equal(thetas[-1], thetas[-6])
+
+
+def test_no_overlap_is_what_it_was() -> None:
+    words = ("workers=3", "diloco.inner_steps=3", "codec=int4")
+    assert torch.equal(after(9, *words), after(9, *words, "method.overlap_steps=0"))
+    assert not torch.equal(after(9, *words), after(9, *words, "method.overlap_steps=1"))
+
+
+def test_what_is_on_its_way_when_the_run_ends_arrives() -> None:
+    """One worker that averages loses nothing: it is plain training, to a rounding."""
+    words = ("workers=1", "method=local", "diloco.inner_steps=4", "lab.steps=12", *PLAIN)
+    late = engine(*words, "method.overlap_steps=3")
+    for _ in range(12):
+        late.step()
+    plain = after(12, *words)
+    torch.testing.assert_close(late.method.theta(), plain, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(late.stack.values[0], plain, rtol=1e-4, atol=1e-6)
+
+
+def test_fragments_overlap_each_for_itself() -> None:
+    words = ("method=local", "method.fragments=3", "method.overlap_steps=1", *PLAIN)
+    made = engine(*words, "diloco.inner_steps=6")
+    parts = fragments(TOY.shapes, 3)
+    columns = [slice(places(TOY.shapes)[p[0]].start, places(TOY.shapes)[p[-1]].stop) for p in parts]
+    for step in range(1, 14):
+        before = made.method.theta().clone()
+        made.step()
+        moved = [not torch.equal(before[c], made.method.theta()[c]) for c in columns]
+        assert moved == [step % 6 == 3, step % 6 == 5, step % 6 == 1 and step > 1]
+
+
 def test_absent_workers_do_not_train_and_do_not_count() -> None:
     words = (
         "workers=4",
@@ -159,6 +241,26 @@ def test_absent_workers_do_not_train_and_do_not_count() -> None:
         expected = rows[chosen].mean(0) if any(present) else theta
         torch.testing.assert_close(made.method.theta(), expected, rtol=1e-4, atol=1e-5)
     assert len(seen) > 1
+
+
+def test_who_was_absent_at_first_has_its_momentum_from_its_first_step() -> None:
+    """Against torch's optimiser, a worker each."""
+    words = ("workers=3", "method.worker_steps=[2,1,1]", "diloco.inner_steps=2", "optim=sgd")
+    made = config(words)
+    values, grads = torch.ones(3, 4), torch.zeros(3, 4)
+    inner = Inner(made.optim, values, grads)
+    alone = [torch.ones(4, requires_grad=True) for _ in range(3)]
+    each = [torch.optim.SGD([row], lr=0.1, momentum=0.9, nesterov=True) for row in alone]
+    draws = torch.Generator().manual_seed(3)
+    for active in ([True, False, True], [False, False, True], [True, True, True]):
+        grads.copy_(torch.randn(3, 4, generator=draws) / 10)
+        for row, optimiser, grad, here in zip(alone, each, grads, active, strict=True):
+            row.grad = grad.clone()
+            if here:
+                optimiser.param_groups[0]["weight_decay"] = made.optim.weight_decay
+                optimiser.step()
+        inner.step(0.1, active=active)
+    torch.testing.assert_close(values, torch.stack(alone).detach())
 
 
 def test_absent_or_expected_divide_by_different_numbers() -> None:

@@ -172,6 +172,25 @@ def test_delay_holds_the_first_deltas_back() -> None:
     assert losses == pytest.approx([x**2 / 2 for x in thetas])
 
 
+def test_workers_go_on_from_their_own_until_the_outer_step_comes() -> None:
+    """By hand: two steps of three on the old weights, then theta with what they moved."""
+    made = setting(curvature=(1.0,), lr=0.1, noise=0.0, overlap=2, outer="nesterov", outer_lr=0.7,
+                   momentum=0.9)  # fmt: skip
+    theta = x = 1.0
+    v, expected = 0.0, []
+    sent = 0.0  # the delta on its way
+    for _ in range(6):
+        at_hand = x
+        x *= 0.9**2
+        v = 0.9 * v + sent
+        theta -= 0.7 * (sent + 0.9 * v)
+        x = (theta + x - at_hand) * 0.9
+        sent = theta - x
+        expected.append(theta)
+    rows = run(made, seed=1, rounds=6, eval_every=1).rows
+    assert [row["loss"] for row in rows] == pytest.approx([t**2 / 2 for t in expected])
+
+
 def test_rows_say_what_a_run_folder_needs() -> None:
     got = run(setting(), seed=1, rounds=25, chains=2, eval_every=10)
     assert [row["round"] for row in got.rows] == [10, 20, 25]
@@ -218,6 +237,9 @@ REFUSED: list[tuple[dict[str, object], str]] = [
     ({"clip": 2.0}, "clip 2 does nothing with merge=mean; take clipped"),
     ({"participation": 0.5, "merge": "median"}, "participation 0.5 with merge=median; only mean"),
     ({"divide": "expected"}, "divide=expected does nothing with participation 1"),
+    ({"overlap": 3}, "overlap is 3; it must be 0 or more and below inner_steps"),
+    ({"overlap": 1, "delay": 1}, "overlap 1: every worker goes on from its own parameters"),
+    ({"overlap": 1, "participation": 0.5}, "take delay 0, participation 1 and no worker_steps"),
     ({"weights": (1.0,) * 4, "merge": "median"}, "weights do nothing with merge=median; take mean"),
     ({"worker_steps": (1, 2, 3, 5)}, "inner_steps is 3; it must be the longest of worker_steps, 5"),
 ]
