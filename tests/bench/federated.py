@@ -30,9 +30,9 @@ from pww.log import JsonLines, read_json_lines
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = (
-    "model.dim=256,model.num_layers=10,model.num_heads=8,model.num_kv_heads=4,model.head_dim=32,"
-    "model.hidden_dim=768,model.seq_len=256,optim.lr=1e-3,data.tokenizer.vocab_size=8192,"
-    "model.dtype=bf16"
+    "model.dim=384,model.num_layers=5,model.num_heads=6,model.num_kv_heads=3,model.head_dim=64,"
+    "model.hidden_dim=1024,model.seq_len=256,model.dtype=bf16,optim.lr=1e-3,"
+    "data.tokenizer.vocab_size=4096"
 )
 DEFAULTS = {"seeds": "3", "windows": "8192", "steps": "50", "batch": "8", "model": MODEL}
 
