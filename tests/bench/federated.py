@@ -6,6 +6,7 @@
     batch=N    windows of a site's step; one parallel step has twice as many (default 8)
     model=WORDS  overrides, comma-separated (default: a Qwen3 of 10 M parameters, in bf16 with fp32
                masters)
+    outer=WORDS  overrides of the two sites' outer optimiser, comma-separated (default: as it is)
     keep=FILE  results as JSON lines: what is there with these settings is not trained again, what
                is trained is added, so that seeds add up over several calls (default: none)
 
@@ -34,7 +35,8 @@ MODEL = (
     "model.hidden_dim=1024,model.seq_len=256,model.dtype=bf16,optim.lr=1e-3,"
     "data.tokenizer.vocab_size=4096"
 )
-DEFAULTS = {"seeds": "3", "windows": "8192", "steps": "50", "batch": "8", "model": MODEL}
+DEFAULTS = {"seeds": "3", "windows": "8192", "steps": "50", "batch": "8", "model": MODEL,
+            "outer": ""}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -48,26 +50,24 @@ class Result:
 
 
 class Kept:
-    """Results of one setting, in a file that a call which is cut off leaves whole lines in."""
+    """Results, in a file that a call which is cut off leaves whole lines in."""
 
-    def __init__(self, path: Path | None, settings: Mapping[str, object]) -> None:
+    def __init__(self, path: Path | None) -> None:
         self._path = path
-        self._settings = json.loads(json.dumps(settings))
 
-    def get(self, arm: str, seed: int) -> Result | None:
+    def get(self, arm: str, seed: int, settings: Mapping[str, object]) -> Result | None:
         """The result that is there, if its settings are these."""
         for row in [] if self._path is None else read_json_lines(self._path):
-            key = (row.get("arm"), row.get("seed"), row.get("settings"))
-            if key == (arm, seed, self._settings):
+            if (row.get("arm"), row.get("seed"), row.get("settings")) == (arm, seed, settings):
                 return Result(**row["result"])  # type: ignore[arg-type]
         return None
 
-    def add(self, arm: str, seed: int, result: Result) -> None:
+    def add(self, arm: str, seed: int, settings: Mapping[str, object], result: Result) -> None:
         """Durable when it returns."""
         if self._path is None:
             return
         lines = JsonLines(self._path)
-        row = {"arm": arm, "seed": seed, "settings": self._settings, "result": asdict(result)}
+        row = {"arm": arm, "seed": seed, "settings": settings, "result": asdict(result)}
         lines.write(row, durable=True)
         lines.close()
 
@@ -153,17 +153,19 @@ def main(words: list[str]) -> None:
     print(json.dumps({"machine": machine(), **asked}), flush=True)
     common = [*corpus(), *asked["model"].split(","), f"data.max_windows={asked['windows']}"]
     run(["pww.data", "tokenize", *common])  # the seed is no part of a corpus: one for all
-    settings = {"common": common, "steps": asked["steps"], "batch": asked["batch"]}
-    kept = Kept(keep, settings)
+    outer = [word for word in asked["outer"].split(",") if word]
+    kept = Kept(keep)
     losses: dict[str, list[float]] = {arm: [] for arm in ARMS}
     for seed in range(int(asked["seeds"])):
         for arm in ARMS:
-            found = kept.get(arm, seed)
+            own = [*common, *outer] if arm == "two_sites" else common
+            settings = {"common": own, "steps": asked["steps"], "batch": asked["batch"]}
+            found = kept.get(arm, seed, settings)
             result = found or measure(
-                arm, common, seed=seed, steps=asked["steps"], batch=int(asked["batch"])
+                arm, own, seed=seed, steps=asked["steps"], batch=int(asked["batch"])
             )
             if found is None:
-                kept.add(arm, seed, result)
+                kept.add(arm, seed, settings, result)
             losses[arm].append(result.last)
             line = {"arm": arm, "seed": seed, **asdict(result), "kept": found is not None}
             print(json.dumps(line), flush=True)
