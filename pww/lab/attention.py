@@ -72,6 +72,8 @@ class _Folded(torch.autograd.Function):
         )
         if mask is not None:
             mask = stacked(mask, dims[3])
+            while mask.dim() < query.dim():  # torch puts what is missing in front
+                mask = mask.unsqueeze(1)
             mask = mask.expand(workers, query.shape[1], *mask.shape[2:]).flatten(0, 1)
         found = scaled_dot_product_attention(
             query.flatten(0, 1), key.flatten(0, 1), value.flatten(0, 1), mask, **options

@@ -20,6 +20,8 @@ def without_effect(config: LabConfig, given: Collection[str]) -> Iterator[str]:
     """A sentence for each key of `given` that this cell has no use for."""
     yield from unused(config.optim, given)
     yield from _of_the_site(config, given)
+    if "cell" in given:
+        yield "cell: goes with the site by itself; leave it out"
     method, task = config.method, config.task
     if method.kind in ("dgc", "demo"):
         for key in ("codec.feedback", "codec.force"):

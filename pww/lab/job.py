@@ -66,7 +66,10 @@ class Job:
         made = tune.carry_out(
             self.config, self.cell, self.plan, folder=self.study, code=code, clock=clock
         )
-        return f"{cell_id(self.cell)}: {made}"
+        told = f"{cell_id(self.cell)}: {made}"
+        if self.folder.exists():  # it was a job at some time
+            write_durably(self.folder / DONE, f"{told}\n".encode())
+        return told
 
     def write(self) -> None:
         """Makes its folder, for `read`; it has not ended.

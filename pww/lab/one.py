@@ -2,11 +2,13 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from pww.clock import Clock
 from pww.config.paths import CONFIG_FILE, shown
+from pww.config.schema import HfModel
 from pww.config.schema.lab import LabConfig, TextTask
 from pww.data.progress import progress
 from pww.errors import LabError
@@ -15,6 +17,7 @@ from pww.lab.cells import Value
 from pww.lab.records import METRICS_FILE, Result, is_finished, read_run, write_result
 from pww.lab.study import FREE, had, leaves
 from pww.log import JsonLines
+from pww.transport.digest import new_digest
 
 
 def make(
@@ -36,11 +39,11 @@ def make(
     """
     with owned(folder, remedy="the run is being made there; wait for it, or end that process"):
         config = _resolved(config)
+        tree = _recorded(config)
         if is_finished(folder):
-            _check_same(config, folder)
+            _check_same(tree, folder)
             return
         (folder / METRICS_FILE).unlink(missing_ok=True)
-        tree = config.model_dump(mode="json")
         # One seed, one rate: what this folder is alone
         tree["lab"] |= {"seeds": 1, "tune": {"lr": []}}
         header = "# The configuration of this run, complete; not to be edited.\n"
@@ -61,8 +64,24 @@ def _resolved(config: LabConfig) -> LabConfig:
     return config.model_copy(update={"task": task.model_copy(update={"text": name})})
 
 
-def _check_same(config: LabConfig, folder: Path) -> None:
-    there, here = leaves(read_run(folder).config), leaves(config.model_dump(mode="json"))
+def _recorded(config: LabConfig) -> dict[str, Any]:
+    """The configuration, with the digest of a file that it names and does not hold.
+
+    Raises:
+        LabError: the file cannot be read.
+    """
+    tree = config.model_dump(mode="json")
+    if isinstance(config.model, HfModel) and Path(config.model.config).is_dir():
+        path = Path(config.model.config, "config.json")
+        try:
+            tree["model"]["config_digest"] = new_digest(path.read_bytes()).hexdigest()
+        except OSError as why:
+            raise LabError(f"model.config={config.model.config}: cannot be read: {why}") from why
+    return tree
+
+
+def _check_same(tree: Mapping[str, Any], folder: Path) -> None:
+    there, here = leaves(read_run(folder).config), leaves(tree)
     differing = sorted(
         key
         for key in there.keys() | here.keys()

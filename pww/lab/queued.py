@@ -6,6 +6,7 @@ left to it, and all others are queued; what is finished of them is not made agai
 
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,7 @@ from pww.clock import Clock
 from pww.config import paths
 from pww.config.running import Done
 from pww.errors import ConfigError, StateError
+from pww.folder import owned
 from pww.lab.cells import cell_id
 from pww.lab.job import Job
 from pww.lab.study import DONE
@@ -34,25 +36,27 @@ def queue(jobs: Sequence[Job], *, clock: Clock) -> list[Done]:
     _a_run_once(jobs)
     left = [job for job in jobs if job.left]
     if submit.is_dry([job.config for job in jobs]):
+        left = _not_in_the_queue(left)
         arrays.show([*map(_wanted, left)], [job.folder for job in left], program=PROGRAM)
         if there := len(jobs) - len(left):
-            print(f"dry: the runs of {there} more cell(s) are there already", file=sys.stderr)
+            print(f"dry: {there} more cell(s) are there or in the queue already", file=sys.stderr)
         return []
     for job in jobs:
         if job not in left:
             code = identity.in_short(asdict(identity.current()[0]))
             print(job.carry_out(code=code, clock=clock), flush=True)
-    todo = _not_in_the_queue(left)
-    if not todo:
-        return [Done(0)]
-    queued = arrays.queue([*map(_wanted, todo)], clock=clock, program=PROGRAM)
+    with ExitStack() as held:
+        for root in sorted({job.root for job in left}):
+            held.enter_context(owned(root, remedy="another launch queues jobs there; wait for it"))
+        todo = _not_in_the_queue(left)
+        if not todo:
+            return [Done(0)]
+        queued = arrays.queue([*map(_wanted, todo)], clock=clock, program=PROGRAM)
     if not any(job.config.launcher.wait for job in todo):
-        study = todo[0].config.lab.study
-        print(
-            f"when they have ended: python -m pww.lab report study={study}; a job that fails says "
-            f"why in its folder's slurm/JOB_*.log",
-            file=sys.stderr,
-        )
+        for study in sorted({job.study for job in todo}):
+            words = f"study={study.name} root={paths.shown(study.parent)}"
+            print(f"when they have ended: python -m pww.lab report {words}", file=sys.stderr)
+        print("a job that fails says why in its folder's slurm/JOB_*.log", file=sys.stderr)
         return [Done(0)]
     print("launcher.wait=true: waiting; Ctrl-C leaves the jobs in the queue", file=sys.stderr)
     waiting.until_gone(queued, clock=clock)
@@ -107,7 +111,7 @@ def _not_in_the_queue(jobs: Sequence[Job]) -> list[Job]:
     makes: dict[Path, str] = {}  # by the folder of a run, and of the job
     ended: dict[Path, str] = {}
     for row in rows:
-        one, folder, runs = str(row["job"]), Path(str(row["folder"])), row["runs"]
+        one, folder, runs = str(row["job"]), Path(str(row["folder"])).resolve(), row["runs"]
         assert isinstance(runs, list), "ours"
         if one in live:
             makes |= {folder: one, **{folder.parents[1] / str(run): one for run in runs}}
@@ -116,12 +120,12 @@ def _not_in_the_queue(jobs: Sequence[Job]) -> list[Job]:
     todo: list[Job] = []
     faults: list[str] = []
     for job in jobs:
-        at = [makes.get(job.study / run) for run in job.left]
-        ids = sorted({one for one in (*at, makes.get(job.folder)) if one is not None})
+        at = [makes.get(job.study.resolve() / run) for run in job.left]
+        ids = sorted({one for one in (*at, makes.get(job.folder.resolve())) if one is not None})
         if not ids:
             todo.append(job)
-            if job.folder in ended:
-                print(_failed(ended[job.folder], job.folder), file=sys.stderr)
+            if (last := ended.get(job.folder.resolve())) is not None:
+                print(_failed(last, job.folder), file=sys.stderr)
         elif None not in at:
             print(f"{cell_id(job.cell)}: job {', '.join(ids)} in the queue makes it", flush=True)
         else:

@@ -120,7 +120,8 @@ def _study(words: Sequence[str], clock: Clock) -> int:
 def _is_queued(more: Sequence[str]) -> bool:
     """Whether the lines have only gone to a queue when they end."""
     sites = [word for word in more if word.startswith("site=")]
-    return sites[-1:] not in ([], ["site=local"]) and "launcher.wait=true" not in more
+    waits = [word.lower() for word in more if word.startswith("launcher.wait=")]
+    return sites[-1:] not in ([], ["site=local"]) and waits[-1:] != ["launcher.wait=true"]
 
 
 def _run(words: Sequence[str]) -> int:

@@ -14,9 +14,7 @@ from pww import log as pww_log
 from pww.clock import SystemClock
 from pww.config import paths
 from pww.errors import PwwError
-from pww.folder import write_durably
 from pww.lab.job import FILE, Job
-from pww.lab.study import DONE
 from pww.launcher import identity
 
 log = logging.getLogger("pww.lab.worker")
@@ -37,7 +35,6 @@ def main(argv: list[str]) -> int:
         code = identity.recorded(folder)
         made = job.carry_out(code="unknown" if code is None else identity.in_short(code),
                              clock=SystemClock())  # fmt: skip
-        write_durably(folder / DONE, f"{made}\n".encode())
     except PwwError as fault:
         log.error("%s", fault)
         return fault.exit_code

@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 import yaml
 
+from pww.clock import ManualClock
 from pww.config import paths
 from pww.config.paths import CONF
 from pww.config.prepare import LAB, prepare
 from pww.config.schema.lab import LabConfig
-from pww.errors import ConfigError
-from pww.lab import app
-from pww.lab.records import read_run
+from pww.errors import ConfigError, LabError
+from pww.lab import app, one
+from pww.lab.records import TRAFFIC, Result, read_run
 from pww.lab.study import read_study
 
 FAST = ("lab.steps=4", "diloco.inner_steps=2", "lab.eval_windows=2")
@@ -313,6 +314,44 @@ def test_a_run_made_before_a_key_was_there_is_one_without_what_it_does(
     path.write_text(before.replace("overlap_steps: 0", "overlap_steps: 1"))
     assert app.start(words) == 1
     assert "differs in method.overlap_steps (1, now 0)" in capsys.readouterr().err
+
+
+def test_a_folder_of_a_model_whose_configuration_changed_makes_other_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What `model.config` names is no part of the words, nor of config.yaml."""
+    described = tmp_path / "model" / "config.json"
+    described.parent.mkdir()
+    config = prepare(
+        ["task=model", "task.text=pydocs", "model=hf/folder", f"model.config={described.parent}"],
+        shape=LAB,
+    ).configs[0]
+    assert isinstance(config, LabConfig)
+    trained = []
+
+    def train(*args: object, **more: object) -> Result:
+        trained.append(described.read_text())
+        return Result(
+            task="model", method="diloco", cell={}, seed=0, lr=0.1, tuned=False, loss=5.0,
+            diverged=False, steps=1, tokens=1, seconds=1.0, code="-",
+            bytes=dict.fromkeys(TRAFFIC, 0),
+        )  # fmt: skip
+
+    monkeypatch.setattr(one, "_train", train)
+
+    def make() -> None:
+        one.make(config, {}, folder=tmp_path / "run", title="-", code="-", clock=ManualClock())
+
+    described.write_text('{"layers": 3}')
+    make()
+    make()
+    assert len(trained) == 1
+    described.write_text('{"layers": 2}')
+    with pytest.raises(LabError, match=r"holds a finished run that differs in model\.config_dig"):
+        make()
+    described.unlink()
+    with pytest.raises(LabError, match=r"model\.config=.*: cannot be read: .*No such file"):
+        make()
 
 
 def test_a_sweep_makes_every_cell(outputs: Path) -> None:

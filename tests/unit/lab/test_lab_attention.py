@@ -44,6 +44,8 @@ CASES: dict[str, dict[str, Any]] = {
     "causal": {"is_causal": True},
     "scaled": {"is_causal": True, "scale": 0.3},
     "a mask for all windows": {"attn_mask": MASK[None, None]},
+    "a mask of two dimensions": {"attn_mask": MASK},
+    "a mask of three": {"attn_mask": MASK[None]},
 }
 
 

@@ -12,7 +12,8 @@ from pww.clock import ManualClock
 from pww.config import paths
 from pww.config.prepare import LAB, prepare
 from pww.config.schema.lab import LabConfig
-from pww.errors import ConfigError, StateError
+from pww.errors import ConfigError, InUse, StateError
+from pww.folder import owned
 from pww.lab import app, queued, worker
 from pww.lab.job import Job
 from pww.lab.records import read_run
@@ -106,6 +107,7 @@ REFUSED = {
         "launcher.wait: site=local has no queue; leave it out", "launcher.requeues: site=local",
     ),
     ("site=slurm",): ("site.queue.partition: has no value yet",),
+    (*SLURM, "cell=lumi"): ("cell: goes with the site by itself; leave it out",),
 }  # fmt: skip
 
 
@@ -153,7 +155,7 @@ def test_dry_prints_one_array_of_what_is_left_and_starts_nothing(
     assert app.start([*SLURM, *grid, "dry=true"]) == 0
     said = capsys.readouterr()
     assert "#SBATCH --array=0-1%2\n" in said.out
-    assert "dry: the runs of 2 more cell(s) are there already" in said.err
+    assert "dry: 2 more cell(s) are there or in the queue already" in said.err
     assert sorted(study(project).rglob("*")) == before
 
 
@@ -211,6 +213,40 @@ def test_what_a_job_in_the_queue_makes_is_left_to_it(
     assert said.endswith("/slurm/7_1_*.log, and the same command goes on\n")
 
 
+def test_a_job_is_known_by_any_way_to_its_folder(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (job,) = cells(*SLURM, *QUADRATIC)
+    job.root.mkdir(parents=True)
+    log = JsonLines(job.root / arrays.JOBS)
+    log.write({"job": "7", "folder": str(job.folder), "runs": job.left})
+    log.close()
+    (project / "scratch").symlink_to(project / "outputs" / "lab")
+    monkeypatch.setattr(slurm, "queued", lambda: {"7"})
+    assert queued._not_in_the_queue(cells(*SLURM, *QUADRATIC, "lab.root=scratch")) == []
+
+
+def test_of_two_launches_at_once_one_waits(project: Path) -> None:
+    """Both would find the queue empty, and queue the same cell."""
+    (job,) = cells(*SLURM, *QUADRATIC)
+    with owned(job.root, remedy="-"):
+        with pytest.raises(InUse, match="another launch queues jobs there; wait for it"):
+            queued.queue([job], clock=ManualClock())
+        assert not job.folder.exists()
+
+
+def test_a_job_that_died_is_done_once_its_runs_are_made(project: Path) -> None:
+    (job,) = cells(*SLURM, *QUADRATIC)
+    job.write()
+    (job.folder / "slurm").mkdir()
+    made = job.study / job.plan[0].name
+    made.mkdir()
+    (made / "metrics.jsonl").touch()
+    assert read_study(job.study).jobs == (f"jobs/{job.folder.name}",)
+    assert app.start(QUADRATIC) == 0
+    assert read_study(job.study).jobs == ()
+
+
 def test_a_folder_that_cannot_be_made(project: Path) -> None:
     (job,) = cells(*SLURM, *QUADRATIC)
     job.study.mkdir(parents=True)
@@ -238,7 +274,8 @@ def test_a_study_goes_to_the_queue_line_by_line(
     assert reporting._is_queued(["site=lumi"])
     for here in ([], ["site=local"], ["site=lumi", "site=local"]):
         assert not reporting._is_queued(here)
-    assert not reporting._is_queued(["site=lumi", "launcher.wait=true"])
+    for waits in ("true", "True"):
+        assert not reporting._is_queued(["site=lumi", f"launcher.wait={waits}"])
 
 
 def test_a_job_is_what_was_submitted(project: Path) -> None:
