@@ -36,9 +36,12 @@ from births import Born, Nursery  # noqa: E402
 
 @pytest.fixture(autouse=True)
 def silenced() -> Iterator[None]:
-    """What a test's `pww.log.setup` writes to is closed with it: later tests have their own."""
-    yield
+    """What a test's `pww.log.setup` did ends with it: later tests have their own."""
     root = logging.getLogger()
+    levels = {one: one.level for one in (root, logging.getLogger("pww"))}
+    yield
+    for one, level in levels.items():
+        one.setLevel(level)
     for handler in list(root.handlers):
         if type(handler) in (logging.StreamHandler, RichHandler):  # not pytest's, which derive
             root.removeHandler(handler)
