@@ -34,17 +34,19 @@ def queue(jobs: Sequence[Job], *, clock: Clock) -> list[Done]:
         PwwError: they cannot be queued.
     """
     _a_run_once(jobs)
-    left = [job for job in jobs if job.left]
+    left: list[Job] = []
+    done: list[Job] = []
+    for job in jobs:
+        (left if job.left else done).append(job)
     if submit.is_dry([job.config for job in jobs]):
         left = _not_in_the_queue(left)
         arrays.show([*map(_wanted, left)], [job.folder for job in left], program=PROGRAM)
-        if there := len(jobs) - len(left):
+        if there := len(jobs) - len(left):  # those of the queue are no longer among them
             print(f"dry: {there} more cell(s) are there or in the queue already", file=sys.stderr)
         return []
-    for job in jobs:
-        if job not in left:
-            code = identity.in_short(asdict(identity.current()[0]))
-            print(job.carry_out(code=code, clock=clock), flush=True)
+    code = identity.in_short(asdict(identity.current()[0])) if done else ""
+    for job in done:
+        print(job.carry_out(code=code, clock=clock), flush=True)
     with ExitStack() as held:
         for root in sorted({job.root for job in left}):
             held.enter_context(owned(root, remedy="another launch queues jobs there; wait for it"))

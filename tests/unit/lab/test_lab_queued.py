@@ -44,6 +44,14 @@ def cells(*words: str) -> list[Job]:
     return made._jobs
 
 
+def noted(job: Job, number: str) -> None:
+    """As a launch that queued it notes it."""
+    job.root.mkdir(parents=True)
+    log = JsonLines(job.root / arrays.JOBS)
+    log.write({"job": number, "folder": str(job.folder), "runs": job.left})
+    log.close()
+
+
 def composed(*words: str) -> LabConfig:
     made = prepare(words, shape=LAB).configs[0]
     assert isinstance(made, LabConfig)
@@ -196,10 +204,7 @@ def test_what_a_job_in_the_queue_makes_is_left_to_it(
     project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (job,) = cells(*SLURM, *QUADRATIC)
-    job.root.mkdir(parents=True)
-    log = JsonLines(job.root / arrays.JOBS)
-    log.write({"job": "7_1", "folder": str(job.folder), "runs": job.left})
-    log.close()
+    noted(job, "7_1")
     monkeypatch.setattr(slurm, "queued", lambda: {"7_1"})
     assert queued._not_in_the_queue([job]) == []
     assert capsys.readouterr().out.endswith(": job 7_1 in the queue makes it\n")
@@ -217,10 +222,7 @@ def test_a_job_is_known_by_any_way_to_its_folder(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (job,) = cells(*SLURM, *QUADRATIC)
-    job.root.mkdir(parents=True)
-    log = JsonLines(job.root / arrays.JOBS)
-    log.write({"job": "7", "folder": str(job.folder), "runs": job.left})
-    log.close()
+    noted(job, "7")
     (project / "scratch").symlink_to(project / "outputs" / "lab")
     monkeypatch.setattr(slurm, "queued", lambda: {"7"})
     assert queued._not_in_the_queue(cells(*SLURM, *QUADRATIC, "lab.root=scratch")) == []
