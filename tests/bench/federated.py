@@ -159,7 +159,7 @@ def main(words: list[str]) -> None:
     for seed in range(int(asked["seeds"])):
         for arm in ARMS:
             own = [*common, *outer] if arm == "two_sites" else common
-            settings = {"common": own, "batch": asked["batch"]}
+            settings: dict[str, object] = {"common": own, "batch": asked["batch"]}
             if arm == "two_sites":  # parallel has no H: its phases only say when it is evaluated
                 settings["steps"] = asked["steps"]
             found = kept.get(arm, seed, settings)
@@ -172,8 +172,8 @@ def main(words: list[str]) -> None:
             line = {"arm": arm, "seed": seed, **asdict(result), "kept": found is not None}
             print(json.dumps(line), flush=True)
     more = 100 * (np.array(losses["two_sites"]) / np.array(losses["parallel"]) - 1)
-    for arm, found in losses.items():
-        figure(f"held_out_{arm}", float(np.mean(found)), f"nats, mean of {len(found)}", "none")
+    for arm, last in losses.items():
+        figure(f"held_out_{arm}", float(np.mean(last)), f"nats, mean of {len(last)}", "none")
     each = ", ".join(f"{x:.2f}" for x in more)
     figure("two_sites_vs_parallel", float(np.mean(more)), f"% more loss, seeds {each}", "near 0.7")
 
