@@ -23,7 +23,7 @@ from pww.central.door import Identity
 from pww.central.strangers import Strangers, peer_of
 from pww.clock import Clock
 from pww.errors import PwwError, Refused
-from pww.transport.blob_wire import BEGIN_AGAIN, BUSY, CRC, FULL
+from pww.transport.blob_wire import BEGIN_AGAIN, BUSY, FULL
 from pww.transport.raw_body import Gone
 from pww.transport.read_body import read_body
 from pww.wire import Refusal
@@ -42,10 +42,11 @@ MOVERS = min(THREADS, (os.cpu_count() or 1) + 1)
 JSON = b"application/json"
 _OBJECT = re.compile(r"/v1/blobs/([0-9a-f]{64})\Z")
 _UPLOAD = re.compile(r"/v1/blobs/([0-9a-f]{64})/([0-9]{1,18})(?:/([0-9]{1,10}|commit))?\Z")
-_CRC = re.compile(r"[0-9a-f]{8}\Z")
+_CHECK = re.compile(r"/v1/blobs/([0-9a-f]{64})/([0-9]{1,18})/([0-9]{1,10})/([0-9a-f]{8})\Z")
 ROUTES = (
     "no such route here: POST /v1/blobs/DIGEST/SIZE, PUT /v1/blobs/DIGEST/SIZE/PIECE, "
-    "POST /v1/blobs/DIGEST/SIZE/commit, GET /v1/blobs/DIGEST, PUT /v1/blobs/probe, "
+    "POST /v1/blobs/DIGEST/SIZE/commit, POST /v1/blobs/DIGEST/SIZE/PIECE/CRC32C, "
+    "DELETE /v1/blobs/DIGEST/SIZE, GET /v1/blobs/DIGEST, PUT /v1/blobs/probe, "
     "GET /v1/blobs/probe/SIZE, GET /health"
 )
 Headers = dict[bytes, bytes]
@@ -133,8 +134,15 @@ class BlobApp:
         if found and method in ("GET", "HEAD"):
             await self._sender.answer(found[1], scope, send, silent_s=SILENT_S)
             return
+        found = _CHECK.match(path)
+        if found and method == "POST":
+            find = partial(self._store.upload, found[1], int(found[2]), replica=replica)
+            upload = await self._aside(find)
+            await self._aside(partial(upload.check, int(found[3]), int(found[4], 16)))
+            await _answer(send, 204, b"")
+            return
         found = _UPLOAD.match(path)
-        if not found or method not in ("POST", "PUT"):
+        if not found or method not in ("POST", "PUT", "DELETE"):
             raise BlobFault(ROUTES, status=404)
         digest, size_bytes, last = found[1], int(found[2]), found[3]
         if method == "PUT" and last not in (None, "commit"):
@@ -151,6 +159,10 @@ class BlobApp:
         elif method == "POST" and last == "commit":
             status, body = await self._commit(digest, size_bytes, replica)
             await _answer(send, status, body)
+        elif method == "DELETE" and last is None:
+            forget = partial(self._store.forget, digest, size_bytes, replica=replica)
+            await self._aside(forget)
+            await _answer(send, 204, b"")
         else:
             raise BlobFault(ROUTES, status=404)
 
@@ -163,15 +175,14 @@ class BlobApp:
     async def _take_piece(
         self, upload: Upload, number: int, headers: Headers, scope: Any, receive: Any
     ) -> None:
-        """Reads, checks and keeps one piece.
+        """Reads and keeps one piece.
 
         Raises:
             BlobFault: it is not what it should be.
         """
-        crc = headers.get(CRC.encode(), b"").decode("latin-1")
         length = headers.get(b"content-length", b"").decode("latin-1")
-        if not _CRC.match(crc) or not re.match(r"[0-9]{1,18}\Z", length):
-            raise BlobFault(f"a piece comes with Content-Length and {CRC}", status=400)
+        if not re.match(r"[0-9]{1,18}\Z", length):
+            raise BlobFault("a piece comes with Content-Length", status=400)
         if int(length) > upload.piece_bytes:
             raise BlobFault(
                 f"{length} bytes, but a piece has {upload.piece_bytes} at most", status=413
@@ -183,7 +194,7 @@ class BlobApp:
             await read_body(
                 scope, receive, int(length), writer.write, self._movers, silent_s=SILENT_S
             )
-            await self._aside(partial(writer.finish, int(crc, 16)))
+            await self._aside(writer.finish)
         except BaseException as fault:
             writer.drop()
             if isinstance(fault, TimeoutError):

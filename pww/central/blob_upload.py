@@ -1,8 +1,9 @@
-"""One object on its way in: pieces are checked as they come; a repeated one replaces its elder.
+"""One object on its way in: a piece is all there or missing; a repeated one replaces its elder.
 
 A client whose connection broke sends a piece again while the central may still hold the first try.
 Only the newest writer of a piece may write, so that a try that was given up cannot reach the disk
-after the piece was checked.
+after the piece was finished. Whether the bytes are right is decided by the BLAKE3 of the whole; if
+they are not, `check` says which pieces are to blame.
 """
 
 import errno
@@ -13,13 +14,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
 from pww.errors import PwwError
 from pww.transport.blob_wire import ABSENT, BEGIN_AGAIN, DAMAGED, FULL
-from pww.transport.piece_file import PieceFile, WrongDigest
+from pww.transport.piece_file import PieceFile, Unfinished, WrongDigest
 
 Data = bytes | NDArray[np.uint8]
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -62,11 +62,7 @@ class Upload:
         Raises:
             BlobFault: there is no such piece, or the upload is over.
         """
-        if number >= self._file.num_pieces:
-            raise BlobFault(
-                f"piece {number} of an object of {self._file.num_pieces} pieces: begin again",
-                status=ABSENT,
-            )
+        self._must_have(number)
         with self._lock:
             if not self._open:
                 raise _over()
@@ -86,7 +82,7 @@ class Upload:
                 self._file.write(data, offset)
 
     def finish(self, writer: "PieceWriter") -> None:
-        """Counts a piece that was found right. Raises as `PieceWriter.finish`."""
+        """Counts a piece that is all there. Raises as `PieceWriter.finish`."""
         with self._lock:
             if not writer.newest:
                 raise self._not_newest(writer)
@@ -107,25 +103,36 @@ class Upload:
         except OSError:  # closed meanwhile, or a disk that fails: `publish` meets it again
             return
 
+    def check(self, number: int, crc: int) -> None:
+        """Returns if a piece is there and has this CRC-32C.
+
+        Raises:
+            BlobFault: it has not, and is missing from now on; there is no such piece; or the upload
+                is over.
+            OSError: the disk failed.
+        """
+        self._must_have(number)
+        if not self._open:
+            raise _over()
+        with no_room():
+            right = self._file.check(number, crc)
+        if not right:
+            raise BlobFault(f"piece {number} has not CRC-32C {crc:08x} here", status=DAMAGED)
+
     def publish(self, path: Path) -> None:
         """Makes the object `path`, if it is complete and right.
 
         Raises:
-            BlobFault: pieces are missing; or the bytes are others, and all are forgotten.
+            BlobFault: pieces are missing; or the bytes are others, and are kept to be checked.
             OSError: the disk failed; it can be tried again.
         """
-        missing = len(self._file.missing())
-        if missing:
-            raise BlobFault(
-                f"{missing} pieces of {self.digest[:16]}… are missing: begin again",
-                status=BEGIN_AGAIN,
-            )
         with no_room():
             try:
                 self._file.publish(path)
+            except Unfinished as fault:
+                raise BlobFault(f"{fault}: begin again", status=BEGIN_AGAIN) from fault
             except WrongDigest as fault:
-                self._end()
-                raise BlobFault(f"{fault}: send it again", status=DAMAGED) from fault
+                raise BlobFault(f"{fault}: check its pieces", status=DAMAGED) from fault
         self._end()
 
     def discard(self) -> None:
@@ -137,6 +144,13 @@ class Upload:
         """Lets go of the files; the upload goes on in another process."""
         self._end()
         self._file.close()
+
+    def _must_have(self, number: int) -> None:
+        if number >= self._file.num_pieces:
+            raise BlobFault(
+                f"piece {number} of an object of {self._file.num_pieces} pieces: begin again",
+                status=ABSENT,
+            )
 
     def _end(self) -> None:
         with self._lock:
@@ -165,7 +179,7 @@ class PieceWriter:
 
     def __init__(self, upload: Upload, number: int, start: int, size_bytes: int) -> None:
         self._upload, self.number, self.size_bytes = upload, number, size_bytes
-        self._start, self._got, self._crc = start, 0, 0
+        self._start, self._got = start, 0
         self.lock, self.newest = threading.Lock(), True
         """Pieces of an upload are written beside each other, and each by one writer."""
 
@@ -180,11 +194,10 @@ class PieceWriter:
             if self._got + len(data) > self.size_bytes:
                 raise self._damaged(f"more than its {self.size_bytes} bytes")
             self._upload.write(self, data, self._start + self._got)
-            self._crc = google_crc32c.extend(self._crc, data)
             self._got += len(data)
 
-    def finish(self, crc: int) -> None:
-        """Counts the piece, if it is all there and has this CRC-32C.
+    def finish(self) -> None:
+        """Counts the piece, if it is all there.
 
         Raises:
             BlobFault: it is not, or as `write`; the piece is still missing.
@@ -192,8 +205,6 @@ class PieceWriter:
         """
         if self._got != self.size_bytes:
             raise self._damaged(f"{self._got} bytes, not {self.size_bytes}")
-        if self._crc != crc:
-            raise self._damaged(f"bytes with CRC-32C {self._crc:08x}, its header says {crc:08x}")
         self._upload.finish(self)
 
     def drop(self) -> None:

@@ -194,11 +194,17 @@ class BlobStore:
                 raise BlobFault("no such upload: begin again", status=BEGIN_AGAIN)
             return self._upload(name, digest, size_bytes)
 
+    def forget(self, digest: str, size_bytes: int, *, replica: str) -> None:
+        """Gives up an upload; nothing happens if there is none."""
+        with self._lock:
+            self._forget(_name(digest, size_bytes, replica))
+
     def commit(self, digest: str, size_bytes: int, *, replica: str) -> BlobState:
         """Checks the whole and makes it an object. May take long; a repeated call is fine.
 
         Raises:
-            BlobFault: pieces are missing (409); other bytes came, all are forgotten (422); no room.
+            BlobFault: pieces are missing (409); other bytes came (422): they stay, for the pieces
+                to be checked; no room.
             OSError: the disk failed; it can be tried again.
         """
         done = BlobState(complete=True, piece_bytes=self._piece_bytes, missing=[])
@@ -210,11 +216,6 @@ class BlobStore:
         name = _name(digest, size_bytes, replica)
         try:
             upload.publish(self._objects / digest)
-        except BlobFault as fault:
-            if fault.status not in (BEGIN_AGAIN, FULL):
-                with self._lock:
-                    self._forget(name)
-            raise
         except FileNotFoundError as why:  # somebody was at the folder
             with self._lock:
                 self._forget(name)

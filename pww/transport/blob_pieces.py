@@ -1,10 +1,9 @@
-"""The pieces of an open file on their way to an upload, each with its CRC-32C."""
+"""The pieces of an open file on their way to an upload, and which of them came to harm there."""
 
 from collections.abc import Callable, Iterable
 
 from pww.transport.blob_link import BlobLink
 from pww.transport.blob_peer import BlobPeer, Damaged
-from pww.transport.blob_wire import CRC
 from pww.transport.file_part import FilePart
 from pww.transport.retry import TryAgain
 from pww.transport.streams import Progress
@@ -31,10 +30,8 @@ def send_pieces(
     """
 
     def send(peer: BlobPeer, number: int) -> None:
-        start = number * piece_bytes
-        body = FilePart(fd, start, min(start + piece_bytes, info.size_bytes))
-        # read twice: the header comes before the bytes
-        headers = {CRC: f"{body.crc32c():08x}", "content-type": "application/octet-stream"}
+        body = _piece(fd, info, number, piece_bytes)
+        headers = {"content-type": "application/octet-stream"}
         place = f"{info.digest}/{info.size_bytes}/{number}"
         try:
             peer.ask("PUT", place, headers=headers, body=body)
@@ -43,3 +40,34 @@ def send_pieces(
         progress.add(body.size_bytes)
 
     link.move(send, pieces, progress, meanwhile)
+
+
+def check_pieces(link: BlobLink, fd: int, info: PayloadInfo, *, piece_bytes: int) -> int:
+    """How many pieces the store has otherwise than this file; they are missing there from now on.
+
+    For an upload whose whole is wrong. Both sides read all of it, piece by piece.
+
+    Raises:
+        As `send_pieces`.
+    """
+    progress = Progress(
+        f"comparing {info.digest[:12]}…", total_bytes=info.size_bytes, clock=link.clock
+    )
+    wrong: set[int] = set()
+
+    def check(peer: BlobPeer, number: int) -> None:
+        part = _piece(fd, info, number, piece_bytes)
+        try:
+            peer.ask("POST", f"{info.digest}/{info.size_bytes}/{number}/{part.crc32c():08x}")
+        except Damaged:
+            wrong.add(number)
+        progress.add(part.size_bytes)
+
+    link.move(check, range(-(-info.size_bytes // piece_bytes)), progress)
+    progress.end()
+    return len(wrong)
+
+
+def _piece(fd: int, info: PayloadInfo, number: int, piece_bytes: int) -> FilePart:
+    start = number * piece_bytes
+    return FilePart(fd, start, min(start + piece_bytes, info.size_bytes))

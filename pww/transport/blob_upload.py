@@ -14,7 +14,7 @@ from pww.errors import CentralError, PayloadError, Stopped
 from pww.transport.blob_crew import share_out
 from pww.transport.blob_link import BlobLink
 from pww.transport.blob_peer import BeginAgain, BlobPeer, Busy, Damaged
-from pww.transport.blob_pieces import send_pieces
+from pww.transport.blob_pieces import check_pieces, send_pieces
 from pww.transport.blob_wire import BlobState
 from pww.transport.carrier import Transfers, must_fit
 from pww.transport.crew import Crew
@@ -25,6 +25,8 @@ from pww.wire import PayloadInfo
 log = logging.getLogger(__name__)
 MAX_BEGINNINGS = 8
 """A store that loses an upload so often will lose it again."""
+MAX_DAMAGES = 5
+"""An upload that arrives damaged so often is not damaged by chance."""
 
 
 def upload(link: BlobLink, path: Path, info: PayloadInfo, *, crew: Crew | None = None) -> None:
@@ -57,7 +59,7 @@ class _Upload:
         self._url = f"{info.digest}/{info.size_bytes}"
 
     def run(self) -> None:
-        damaged = False
+        damages = 0
         for beginning in range(MAX_BEGINNINGS):
             if beginning:
                 self._retry.count()
@@ -71,22 +73,38 @@ class _Upload:
                         send=partial(self._send_pieces, state=state), ask=self._begin,
                     )  # fmt: skip
                 self._send(state)
-                self._commit()
+                try:
+                    self._commit()
+                except Damaged as why:
+                    damages += 1
+                    self._mend(state, str(why), times=damages)
+                else:
+                    return
             except BeginAgain as why:
                 log.info("the upload of %s… begins again: %s", self._info.digest[:12], why)
-            except Damaged as why:
-                if damaged:
-                    raise PayloadError(
-                        f"{why}: so it was twice, the file here is not what it is announced as; "
-                        "write it again"
-                    ) from None
-                damaged = True
-                log.warning("the whole is wrong though every piece was right (%s); all anew", why)
-            else:
-                return
         raise CentralError(
             f"the central lost the upload of {self._info.digest[:12]}… {MAX_BEGINNINGS} times: see "
             "its log"
+        )
+
+    def _mend(self, state: BlobState, why: str, *, times: int) -> None:
+        """Has the store miss the pieces that came to harm, of a whole that is wrong.
+
+        Raises:
+            PayloadError: nothing came to harm, so the file is wrong; or it was so too often.
+            BeginAgain: the store lost the upload.
+        """
+        wrong = check_pieces(self._link, self._fd, self._info, piece_bytes=state.piece_bytes)
+        if wrong and times < MAX_DAMAGES:
+            of = -(-self._info.size_bytes // state.piece_bytes)
+            log.warning("%d of %d pieces came damaged and go once more: %s", wrong, of, why)
+            return
+        self._retry.run(lambda: self._peer.ask("DELETE", self._url), what="the end of an upload")
+        raise PayloadError(
+            f"{why}; so it was {times} times: something on the way changes what is sent"
+            if wrong
+            else f"{why}; they are those of the file here, which is not what it is announced as: "
+            "write it again"
         )
 
     def _begin(self) -> BlobState:

@@ -5,17 +5,18 @@
 
 The BLAKE3 of the whole is computed beside the transfer, piece by piece in order, so that little is
 left to do at the end. What survives a killed process: all pieces that were finished. A machine that
-loses power may lose some of their bytes: then the digest is wrong, and all of it travels anew. Disk
-writes are in `write` and `finish` only.
+loses power may lose some of their bytes: then the digest is wrong. `check` finds out which pieces
+are, `discard` gives all of them up. Disk writes are in `write`, `finish` and `check` only.
 """
 
 import os
 import struct
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
@@ -35,6 +36,10 @@ class WrongDigest(PayloadError):
     """All pieces came, but together they are not the announced bytes."""
 
 
+class Unfinished(PayloadError):
+    """Pieces are missing."""
+
+
 class PieceFile:
     """A file of `size_bytes` with digest `digest` in the making. Thread-safe."""
 
@@ -52,6 +57,7 @@ class PieceFile:
         self._hashing, self._hash, self._hashed = threading.Lock(), new_digest(), 0
         self._buffer = aligned_buffer(min(CHUNK, piece_bytes))  # who is hashing has it
         head = f"{digest} {size_bytes} {piece_bytes}\n".encode()
+        self._head, self._log_bytes = head, 0
         self._done, self._renamed = self._read(head), False
         if not self._done:
             for path in (self._journal, self._part):  # the journal first: it claims the bytes
@@ -61,10 +67,7 @@ class PieceFile:
             os.ftruncate(self._fd, size_bytes)
             self._log = os.open(self._journal, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
-                os.ftruncate(self._log, 0)
-                begun = head + b"".join(map(_NUMBER.pack, sorted(self._done)))
-                _write_all(self._log, begun, 0, self._journal)
-                self._log_bytes = len(begun)
+                self._rewrite()
             except BaseException:
                 os.close(self._log)
                 raise
@@ -85,6 +88,14 @@ class PieceFile:
         rows = found[len(head) :]
         rows = rows[: len(rows) // _NUMBER.size * _NUMBER.size]  # the last may be torn
         return {n for (n,) in _NUMBER.iter_unpack(rows) if n < self.num_pieces}
+
+    def _rewrite(self) -> None:
+        """Makes the journal what is finished; a crash in the middle leaves fewer pieces in it."""
+        os.ftruncate(self._log, 0)
+        self._log_bytes = 0
+        rows = self._head + b"".join(map(_NUMBER.pack, sorted(self._done)))
+        _write_all(self._log, rows, 0, self._journal)
+        self._log_bytes = len(rows)
 
     def span(self, number: int) -> tuple[int, int]:
         """First byte of a piece, and the one after its last."""
@@ -132,29 +143,57 @@ class PieceFile:
 
     def _hash_on(self) -> None:
         while self._hashed < self.num_pieces and self.has(self._hashed):
-            start, stop = self.span(self._hashed)
-            while start < stop:
-                view = self._buffer[: stop - start]
-                got = os.preadv(self._fd, [view], start)
-                if got == 0:
-                    raise OSError(f"{self._part.name} was cut short by somebody else")
-                self._hash.update(view[:got])
-                start += got
+            for bite in self._bites(self._hashed):
+                self._hash.update(bite)
             self._hashed += 1
+
+    def _bites(self, number: int) -> Iterator[memoryview]:
+        """The bytes of a piece, for who has `_hashing`: one bite lasts until the next."""
+        start, stop = self.span(number)
+        while start < stop:
+            view = self._buffer[: stop - start]
+            got = os.preadv(self._fd, [view], start)
+            if got == 0:
+                raise OSError(f"{self._part.name} was cut short by somebody else")
+            yield view[:got]
+            start += got
+
+    def check(self, number: int, crc: int) -> bool:
+        """Whether a piece is there and has this CRC-32C; one that has another is missing again.
+
+        Raises:
+            OSError: it could not be read, or that it is missing not be written down.
+        """
+        with self._hashing:
+            if not self.has(number):
+                return False
+            found = 0
+            for bite in self._bites(number):
+                found = google_crc32c.extend(found, np.frombuffer(bite, dtype=np.uint8))
+            if found == crc:
+                return True
+            self._hash, self._hashed = new_digest(), 0
+            with self._lock:
+                self._done.discard(number)
+                self._rewrite()
+            return False
 
     def publish(self, path: Path) -> None:
         """Makes the file visible as `path`, durably, if it is complete and the right one.
 
         Raises:
-            WrongDigest: other bytes; nothing is visible, and all is forgotten.
+            Unfinished: pieces are missing.
+            WrongDigest: other bytes. Nothing is visible, and all is kept: `check` or `discard`.
             OSError: it could not be made durable; it can be tried again.
         """
         with self._hashing:
             self._hash_on()
+            if self._hashed < self.num_pieces:
+                raise Unfinished(
+                    f"{len(self.missing())} pieces of {self._digest[:16]}… are missing"
+                )
             found = self._hash.copy().hexdigest()
-        assert self._hashed == self.num_pieces, "published only when nothing is missing"
         if found != self._digest:
-            self.discard()
             raise WrongDigest(
                 f"{self.size_bytes} bytes with BLAKE3 {self._digest} were announced, those that "
                 f"came have {found}"

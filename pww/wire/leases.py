@@ -20,7 +20,7 @@ from pww.wire.types import (
     Ttl,
 )
 
-PROTOCOL = 6
+PROTOCOL = 7
 """Raised with every incompatible change; a central and a site must agree on it."""
 
 

@@ -160,12 +160,10 @@ class House:
             return False
         upload = self.store.upload(info.digest, info.size_bytes, replica=replica)
         data = path.read_bytes()
-        from google_crc32c import value
-
         writer = upload.writer(0)
         assert writer is not None
         writer.write([data])
-        writer.finish(value(data))
+        writer.finish()
         self.store.commit(info.digest, info.size_bytes, replica=replica)
         return True
 

@@ -7,10 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from blake3 import blake3
+from google_crc32c import value
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pww.transport.piece_file import PieceFile, WrongDigest, runs
+from pww.transport.piece_file import PieceFile, Unfinished, WrongDigest, runs
 
 PIECE = 1000
 
@@ -75,8 +76,56 @@ def test_wrong_bytes(tmp_path: Path) -> None:
         put(file, b"\1" * 2500, number)
     with pytest.raises(WrongDigest, match=r"2500 bytes with BLAKE3 \w{64} were announced, those"):
         file.publish(tmp_path / "file")
+    assert not (tmp_path / "file").exists()
+    file.discard()
     assert not list(tmp_path.iterdir()), "all is forgotten"
     assert opened(tmp_path / "file", data).missing() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_wrong_piece(tmp_path: Path, again: bool) -> None:
+    """Found by its sum, missing from then on, in another process too; and then it comes right."""
+    data = np.random.default_rng(0).bytes(2500)
+    file = opened(tmp_path / "file", data)
+    for number in file.missing():
+        put(file, bytes(2500) if number == 1 else data, number)
+        file.advance()
+    with pytest.raises(WrongDigest):
+        file.publish(tmp_path / "file")
+    sums = [value(data[start:stop]) for start, stop in map(file.span, range(3))]
+    assert [file.check(number, sums[number]) for number in range(3)] == [True, False, True]
+    assert not file.check(1, value(bytes(1000))), "it is missing"
+    with pytest.raises(Unfinished, match=r"1 pieces of \w{16}… are missing"):
+        file.publish(tmp_path / "file")
+    if again:
+        file.close()
+        file = opened(tmp_path / "file", data)
+    assert file.missing() == [1]
+    put(file, data, 1)
+    file.publish(tmp_path / "file")
+    assert (tmp_path / "file").read_bytes() == data
+
+
+def test_no_room_to_say_that_a_piece_is_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The journal may lose what is right, and never claims what is not."""
+    data = np.random.default_rng(0).bytes(3500)
+    file = opened(tmp_path / "file", data)
+    for number in (0, 3):
+        put(file, bytes(3500), number)
+
+    def full(fd: int, view: memoryview, at: int) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(OSError, match="No space left on device"):
+        file.check(0, value(data[:PIECE]))
+    monkeypatch.undo()
+    assert 0 in file.missing()
+    put(file, data, 2)
+    file.close()
+    assert 0 in opened(tmp_path / "file", data).missing()
 
 
 def test_another_file_begins_anew(tmp_path: Path) -> None:

@@ -120,7 +120,9 @@ def test_no_other_route(desk: Desk, http: httpx.Client, path: str) -> None:
 
 def test_methods(http: httpx.Client) -> None:
     for method, path in (("DELETE", OBJECT), ("PUT", UPLOAD), ("PUT", f"{UPLOAD}/commit"),
-                         ("POST", f"{UPLOAD}/0"), ("GET", UPLOAD), ("POST", OBJECT)):  # fmt: skip
+                         ("POST", f"{UPLOAD}/0"), ("GET", UPLOAD), ("POST", OBJECT),
+                         ("PUT", f"{UPLOAD}/0/00000000"), ("DELETE", f"{UPLOAD}/0"),
+                         ("POST", f"{UPLOAD}/commit/00000000")):  # fmt: skip
         refusal(http.request(method, path), 404, "no such route here: POST /v1/blobs/DIGEST/SIZE")
 
 
@@ -128,21 +130,25 @@ def test_pieces(desk: Desk, http: httpx.Client) -> None:
     piece, rest = A[:PIECE], A[PIECE : 2 * PIECE]
     told = http.post(UPLOAD).json()
     assert told == {"complete": False, "piece_bytes": PIECE, "missing": [[0, 4]]}
-    good = {CRC: f"{google_crc32c.value(piece):08x}"}
-    for headers in ({}, {CRC: "xyz"}, {CRC: "0" * 9}):
-        reply = http.put(f"{UPLOAD}/0", content=piece, headers=headers)
-        refusal(reply, 400, f"a piece comes with Content-Length and {CRC}")
-    refusal(http.put(f"{UPLOAD}/4", content=piece, headers=good), 404, "piece 4 of an object of 4")
-    refusal(http.put(f"{UPLOAD}/0", content=piece[1:], headers=good), 422, "not 65536")
-    refusal(http.put(f"{UPLOAD}/0", content=rest, headers=good), 422, "its header says")
-    reply = http.put(f"{UPLOAD}/0", content=piece + b"x", headers=good)
-    refusal(reply, 413, f"a piece has {PIECE} at most")
-    reply = http.put(f"{UPLOAD}/3", content=piece, headers=good)
-    refusal(reply, 422, "more than its 59392 bytes")
+    reply = http.put(f"{UPLOAD}/0", content=iter([piece]))  # in chunks, of no told length
+    refusal(reply, 400, "a piece comes with Content-Length")
+    refusal(http.put(f"{UPLOAD}/4", content=piece), 404, "piece 4 of an object of 4")
+    refusal(http.put(f"{UPLOAD}/0", content=piece[1:]), 422, "not 65536")
+    refusal(http.put(f"{UPLOAD}/0", content=piece + b"x"), 413, f"a piece has {PIECE} at most")
+    refusal(http.put(f"{UPLOAD}/3", content=piece), 422, "more than its 59392 bytes")
     for _ in range(2):  # the second time it is there already
-        assert http.put(f"{UPLOAD}/0", content=piece, headers=good).status_code == 204
+        assert http.put(f"{UPLOAD}/0", content=piece).status_code == 204
     assert http.post(UPLOAD).json()["missing"] == [[1, 4]]
     refusal(http.post(f"{UPLOAD}/commit"), 409, "3 pieces of")
+    right, other = (f"{google_crc32c.value(data):08x}" for data in (piece, rest))
+    assert http.post(f"{UPLOAD}/0/{right}").status_code == 204
+    refusal(http.post(f"{UPLOAD}/9/{right}"), 404, "piece 9 of an object of 4")
+    for number in (0, 0, 1):  # what is missing is not right either
+        refusal(http.post(f"{UPLOAD}/{number}/{other}"), 422, f"has not CRC-32C {other} here")
+    assert http.post(UPLOAD).json()["missing"] == [[0, 4]]
+    for _ in range(2):
+        assert http.delete(UPLOAD).status_code == 204
+    refusal(http.post(f"{UPLOAD}/0/{right}"), 409, "no such upload: begin again")
     assert http.get(OBJECT).status_code == 404, "a part is not visible"
     desk.store.collect([], older_than_s=0.0)
 
@@ -204,7 +210,7 @@ def app(tmp_path: Path) -> Iterator[BlobApp]:
 
 def test_client_goes_away(app: BlobApp) -> None:
     """In the middle of a piece: nothing is answered, nothing of it counts."""
-    headers = {CRC: f"{google_crc32c.value(A[:PIECE]):08x}", "content-length": str(PIECE)}
+    headers = {"content-length": str(PIECE)}
     call(app, "POST", UPLOAD, [])
     half = {"type": "http.request", "body": A[:1000], "more_body": True}
     assert call(app, "PUT", f"{UPLOAD}/0", [half, {"type": "http.disconnect"}], headers) == []
@@ -224,7 +230,7 @@ def test_an_outcome_that_nobody_heard_is_not_the_next_uploads(app: BlobApp) -> N
 
 def test_silent_client(app: BlobApp, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pww.central.blob_http.SILENT_S", 0.05)
-    headers = {CRC: "0" * 8, "content-length": str(PIECE)}
+    headers = {"content-length": str(PIECE)}
     call(app, "POST", UPLOAD, [])
     half = {"type": "http.request", "body": A[:1000], "more_body": True}
     start, body = call(app, "PUT", f"{UPLOAD}/0", [half], headers)
