@@ -136,7 +136,8 @@ def measure(arm: str, common: Sequence[str], *, seed: int, steps: str, batch: in
     name = f"bench-{arm}-{seed}-{int(np.random.rand() * 1e9)}"
     words = [
         *common, f"seed={seed}", f"darl.seed={seed}", f"diloco.inner_steps={steps}",
-        "evaluation.max_windows=128", "metrics.wandb.mode=disabled",
+        f"evaluation.every_rounds={max(1, 32 // int(steps))}", "evaluation.max_windows=128",
+        "metrics.wandb.mode=disabled",
     ]  # fmt: skip
     start = perf_counter()
     first, last, tokens = ARMS[arm](words, batch, name)
