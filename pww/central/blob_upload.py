@@ -112,9 +112,7 @@ class Upload:
             OSError: the disk failed.
         """
         self._must_have(number)
-        if not self._open:
-            raise _over()
-        with no_room():
+        with _unless_over():
             right = self._file.check(number, crc)
         if not right:
             raise BlobFault(f"piece {number} has not CRC-32C {crc:08x} here", status=DAMAGED)
@@ -123,10 +121,11 @@ class Upload:
         """Makes the object `path`, if it is complete and right.
 
         Raises:
-            BlobFault: pieces are missing; or the bytes are others, and are kept to be checked.
+            BlobFault: pieces are missing; or the bytes are others, and are kept to be checked; or
+                the upload is over.
             OSError: the disk failed; it can be tried again.
         """
-        with no_room():
+        with _unless_over():
             try:
                 self._file.publish(path)
             except Unfinished as fault:
@@ -232,6 +231,18 @@ def no_room() -> Iterator[None]:
             "lost, and the transfer goes on by itself",
             status=FULL,
         ) from fault
+
+
+@contextmanager
+def _unless_over() -> Iterator[None]:
+    """As `no_room`, and tells a file that was closed meanwhile from a disk that failed."""
+    try:
+        with no_room():
+            yield
+    except OSError as fault:
+        if fault.errno != errno.EBADF:
+            raise
+        raise _over() from fault
 
 
 def _over() -> BlobFault:

@@ -27,6 +27,8 @@ MAX_BEGINNINGS = 8
 """A store that loses an upload so often will lose it again."""
 MAX_DAMAGES = 5
 """An upload that arrives damaged so often is not damaged by chance."""
+GIVE_UP_S = 10.0
+"""So long is tried to have what is given up forgotten; nobody who fails already waits for more."""
 
 
 def upload(link: BlobLink, path: Path, info: PayloadInfo, *, crew: Crew | None = None) -> None:
@@ -99,13 +101,23 @@ class _Upload:
             of = -(-self._info.size_bytes // state.piece_bytes)
             log.warning("%d of %d pieces came damaged and go once more: %s", wrong, of, why)
             return
-        self._retry.run(lambda: self._peer.ask("DELETE", self._url), what="the end of an upload")
+        self._give_up()
         raise PayloadError(
             f"{why}; so it was {times} times: something on the way changes what is sent"
             if wrong
             else f"{why}; they are those of the file here, which is not what it is announced as: "
             "write it again"
         )
+
+    def _give_up(self) -> None:
+        """Has the store forget the upload; if it does not hear of it, it will by itself one day."""
+        try:
+            self._retry.run(
+                lambda: self._peer.ask("DELETE", self._url), what="an upload that is given up",
+                deadline_s=GIVE_UP_S,
+            )  # fmt: skip
+        except CentralError as fault:  # a proxy that knows no DELETE, say: why it ends is told
+            log.warning("%s… stays at the central for now: %s", self._info.digest[:12], fault)
 
     def _begin(self) -> BlobState:
         """What the store has, checked."""

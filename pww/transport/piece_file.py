@@ -9,6 +9,7 @@ loses power may lose some of their bytes: then the digest is wrong. `check` find
 are, `discard` gives all of them up. Disk writes are in `write`, `finish` and `check` only.
 """
 
+import errno
 import os
 import struct
 import threading
@@ -58,7 +59,7 @@ class PieceFile:
         self._buffer = aligned_buffer(min(CHUNK, piece_bytes))  # who is hashing has it
         head = f"{digest} {size_bytes} {piece_bytes}\n".encode()
         self._head, self._log_bytes = head, 0
-        self._done, self._renamed = self._read(head), False
+        self._done, self._right, self._renamed = self._read(head), False, False
         if not self._done:
             for path in (self._journal, self._part):  # the journal first: it claims the bytes
                 path.unlink(missing_ok=True)
@@ -142,10 +143,14 @@ class PieceFile:
                 self._hashing.release()
 
     def _hash_on(self) -> None:
-        while self._hashed < self.num_pieces and self.has(self._hashed):
-            for bite in self._bites(self._hashed):
-                self._hash.update(bite)
-            self._hashed += 1
+        try:
+            while self._hashed < self.num_pieces and self.has(self._hashed):
+                for bite in self._bites(self._hashed):
+                    self._hash.update(bite)
+                self._hashed += 1
+        except OSError:  # some of a piece is in it, and would be once more
+            self._hash, self._hashed = new_digest(), 0
+            raise
 
     def _bites(self, number: int) -> Iterator[memoryview]:
         """The bytes of a piece, for who has `_hashing`: one bite lasts until the next."""
@@ -161,6 +166,8 @@ class PieceFile:
     def check(self, number: int, crc: int) -> bool:
         """Whether a piece is there and has this CRC-32C; one that has another is missing again.
 
+        Of a whole that was found right no piece is: it may be visible already.
+
         Raises:
             OSError: it could not be read, or that it is missing not be written down.
         """
@@ -170,13 +177,12 @@ class PieceFile:
             found = 0
             for bite in self._bites(number):
                 found = google_crc32c.extend(found, np.frombuffer(bite, dtype=np.uint8))
-            if found == crc:
-                return True
-            self._hash, self._hashed = new_digest(), 0
-            with self._lock:
-                self._done.discard(number)
-                self._rewrite()
-            return False
+            if found != crc and not self._right:
+                self._hash, self._hashed = new_digest(), 0
+                with self._lock:
+                    self._done.discard(number)
+                    self._rewrite()
+            return found == crc
 
     def publish(self, path: Path) -> None:
         """Makes the file visible as `path`, durably, if it is complete and the right one.
@@ -184,7 +190,7 @@ class PieceFile:
         Raises:
             Unfinished: pieces are missing.
             WrongDigest: other bytes. Nothing is visible, and all is kept: `check` or `discard`.
-            OSError: it could not be made durable; it can be tried again.
+            OSError: it could not be made durable, or was closed meanwhile; it can be tried again.
         """
         with self._hashing:
             self._hash_on()
@@ -193,15 +199,19 @@ class PieceFile:
                     f"{len(self.missing())} pieces of {self._digest[:16]}… are missing"
                 )
             found = self._hash.copy().hexdigest()
-        if found != self._digest:
+            self._right = found == self._digest
+        if not self._right:
             raise WrongDigest(
                 f"{self.size_bytes} bytes with BLAKE3 {self._digest} were announced, those that "
                 f"came have {found}"
             )
         if not self._renamed:
             os.fsync(self._fd)
-            self._part.replace(path)
-            self._renamed = True  # a folder that cannot be synced now may be later
+            with self._lock:
+                if self._fd < 0:  # another process or upload may have begun a file of this name
+                    raise OSError(errno.EBADF, "closed while it was published", str(self._part))
+                self._part.replace(path)
+                self._renamed = True  # a folder that cannot be synced now may be later
         sync_folder(path.parent)
         self.close()
         self._journal.unlink(missing_ok=True)

@@ -3,12 +3,12 @@
     python tests/bench/transport.py [figures=loopback,memory,wan,bytes] [size_mb=1000]
                                     [folder=/dev/shm] [repeats=6] [wan_mb=1000]
 
-Both sides of a comparison use the same folder, machine and minute, without TLS. Ours checks
-the BLAKE3 of the whole (and the CRC-32C of what goes down), keeps a journal, fsyncs and renames;
-curl and nginx do none of that. Ours is timed inside its process, curl as a process. The two take turns, each
-as often first, and the figure is the best turn of ours to the best of theirs: what else the machine
-does takes from one connection more than from many, so a median would flatter us (it is told too).
-Processor seconds of client and server together depend least on who else is there.
+Both sides of a comparison use the same folder, machine and minute, without TLS. Ours checks the
+BLAKE3 of the whole (and the CRC-32C of what goes down), keeps a journal, fsyncs and renames; curl
+and nginx do none of that. Ours is timed inside its process, curl as a process. The two take turns,
+each as often first, and the figure is the best turn of ours to the best of theirs: what else the
+machine does takes from one connection more than from many, so a median would flatter us (it is told
+too). Processor seconds of client and server together depend least on who else is there.
 """
 
 import json

@@ -346,6 +346,33 @@ def test_wrong_from_the_start(desk: Desk, tmp_path: Path) -> None:
     assert desk.store.path(info.digest) is not None
 
 
+def no_such_method(request: Request, forward: Forward) -> Reply:
+    page = b"<html>Method Not Allowed</html>"
+    return Reply(405, {"content-type": "text/html", "content-length": str(len(page))}, page)
+
+
+@pytest.mark.parametrize("fault", [no_such_method, unavailable, lost_reply])
+def test_wrong_file_that_cannot_be_given_up(
+    desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Fault, caplog
+) -> None:
+    """That the file is wrong is told all the same; what stays there is in nobody's way."""
+    monkeypatch.setattr("pww.transport.blob_upload.GIVE_UP_S", 0.2)
+    path, info = made(tmp_path, 121)
+    damaged = path.with_name("damaged")
+    damaged.write_bytes(flip(path.read_bytes()))
+    with (
+        BadHttp(desk.server.port, Nth("DELETE ", fault, n=1, ever=True)) as proxy,
+        pytest.raises(PayloadError, match="those of the file here, which is not what it is annou"),
+    ):
+        carrier(proxy.url, clock=Hasty()).put(damaged, info)
+    assert f"{info.digest[:12]}… stays at the central for now: " in caplog.text
+    carrier(desk.url).put(path, info)
+    there = desk.store.path(info.digest)
+    assert there is not None
+    assert there.read_bytes() == path.read_bytes()
+    desk.store.discard(info.digest)
+
+
 def test_an_upload_that_the_store_lost_begins_again(desk: Desk, tmp_path: Path) -> None:
     """Once is a repeat that is counted; again and again is said."""
     path, info = made(tmp_path, 121)

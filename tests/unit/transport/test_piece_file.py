@@ -128,6 +128,76 @@ def test_no_room_to_say_that_a_piece_is_wrong(
     assert 0 in opened(tmp_path / "file", data).missing()
 
 
+def test_who_asks_for_a_piece_while_the_whole_becomes_visible(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be told that it has another one, but no piece of what was found right comes again."""
+    data = np.random.default_rng(0).bytes(2500)
+    file = opened(tmp_path / "file", data)
+    for number in file.missing():
+        put(file, data, number)
+    sync, answers = os.fsync, []
+
+    def meanwhile(fd: int) -> None:
+        answers.append((file.check(0, 0), file.check(1, value(data[PIECE : 2 * PIECE]))))
+        sync(fd)
+
+    monkeypatch.setattr(os, "fsync", meanwhile)
+    file.publish(tmp_path / "file")
+    assert answers[0] == (False, True)
+    assert file.missing() == []
+    assert (tmp_path / "file").read_bytes() == data
+
+
+def test_given_up_while_the_whole_becomes_visible(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What begins under its name meanwhile is not taken for it."""
+    data = np.random.default_rng(0).bytes(2500)
+    file = opened(tmp_path / "file", data)
+    for number in file.missing():
+        put(file, data, number)
+    sync, begun = os.fsync, []
+
+    def meanwhile(fd: int) -> None:
+        sync(fd)
+        file.discard()
+        begun.append(opened(tmp_path / "file", data))
+
+    monkeypatch.setattr(os, "fsync", meanwhile)
+    with pytest.raises(OSError, match=r"closed while it was published: '.*/file.part'"):
+        file.publish(tmp_path / "file")
+    monkeypatch.undo()
+    assert not (tmp_path / "file").exists()
+    for number in begun[0].missing():
+        put(begun[0], data, number)
+    begun[0].publish(tmp_path / "file")
+    assert (tmp_path / "file").read_bytes() == data
+
+
+def test_disk_that_fails_in_the_middle_of_a_piece(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No byte of it is hashed twice: what is right is found right when the disk works again."""
+    data = np.random.default_rng(0).bytes(2500)
+    file = opened(tmp_path / "file", data)
+    for number in file.missing():
+        put(file, data, number)
+    whole, reads = os.preadv, []
+
+    def failing(fd: int, views: list[memoryview], at: int) -> int:
+        reads.append(at)
+        if len(reads) == 2:
+            raise OSError(errno.EIO, "Input/output error")
+        return whole(fd, [views[0][:600]], at)
+
+    monkeypatch.setattr(os, "preadv", failing)
+    with pytest.raises(OSError, match="Input/output error"):
+        file.advance()
+    file.publish(tmp_path / "file")
+    assert (tmp_path / "file").read_bytes() == data
+
+
 def test_another_file_begins_anew(tmp_path: Path) -> None:
     """Another content, size or piece size: nothing of the old one is believed."""
     old, new = b"a" * 2500, b"b" * 2500

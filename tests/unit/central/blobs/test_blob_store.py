@@ -136,6 +136,28 @@ def test_wrong_whole(house: House, restart: bool) -> None:
     fault(upload.check, 0, sums[0], status=409, text="this upload is over")
 
 
+def test_over_in_the_middle_of_a_commit(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who waited for it begins again; that is no fault of the disk. What was begun since stays."""
+    info = info_of(A)
+    house.send(A)
+    upload = house.store.upload(info.digest, len(A), replica="lumi/a")
+    sync = os.fsync
+
+    def meanwhile(fd: int) -> None:
+        sync(fd)
+        monkeypatch.undo()
+        house.store.forget(info.digest, len(A), replica="lumi/a")
+        house.send(A, 2)
+
+    monkeypatch.setattr(os, "fsync", meanwhile)
+    fault(house.commit, A, status=409, text="this upload is over or was collected: begin again")
+    assert house.store.begin(info.digest, len(A), replica="lumi/a").missing == [(0, 2), (3, 4)]
+    fault(upload.check, 0, 0, status=409, text="this upload is over or was collected: begin again")
+    house.send(A)
+    house.commit(A)
+    assert house.store.path(info.digest).read_bytes() == A  # type: ignore[union-attr]
+
+
 def test_given_up(house: House) -> None:
     """Nothing of the upload is left, nor counted; nobody else's goes with it."""
     house.send(A, 0)
