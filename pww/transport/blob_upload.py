@@ -18,6 +18,7 @@ from pww.transport.blob_pieces import check_pieces, send_pieces
 from pww.transport.blob_wire import BlobState
 from pww.transport.carrier import Transfers, must_fit
 from pww.transport.crew import Crew
+from pww.transport.digest import file_digest
 from pww.transport.retry import Retry
 from pww.transport.streams import Progress
 from pww.wire import PayloadInfo
@@ -97,17 +98,23 @@ class _Upload:
             BeginAgain: the store lost the upload.
         """
         wrong = check_pieces(self._link, self._fd, self._info, piece_bytes=state.piece_bytes)
-        if wrong and times < MAX_DAMAGES:
+        right = wrong > 0 or self._is_announced()
+        if right and times < MAX_DAMAGES:
             of = -(-self._info.size_bytes // state.piece_bytes)
             log.warning("%d of %d pieces came damaged and go once more: %s", wrong, of, why)
             return
         self._give_up()
         raise PayloadError(
             f"{why}; so it was {times} times: something on the way changes what is sent"
-            if wrong
+            if right
             else f"{why}; they are those of the file here, which is not what it is announced as: "
             "write it again"
         )
+
+    def _is_announced(self) -> bool:
+        """Whether the file here is what it is announced as: the answer to a check may be lost."""
+        with self._path.open("rb") as file:
+            return file_digest(file) == self._info.digest
 
     def _give_up(self) -> None:
         """Has the store forget the upload; if it does not hear of it, it will by itself one day."""

@@ -298,6 +298,25 @@ def test_flipped_bit_of_an_upload(desk: Desk, tmp_path: Path, caplog) -> None:
     desk.store.discard(info.digest)
 
 
+def test_checks_that_find_nothing_condemn_no_file(desk: Desk, tmp_path: Path) -> None:
+    """Somebody on the way says "right" of every piece: the file here is, and it is asked again."""
+    path, info = made(tmp_path, 107)
+    pieces = -(-info.size_bytes // PIECE)
+    damage, asked = Nth(PUT, flipped_up), Nth(r"POST .*/[0-9a-f]{8}$", portal, n=0, ever=True)
+
+    def forged(request: Request, forward: Forward) -> Reply:
+        return Reply(204, {}, b"") if asked.seen <= pieces else forward(request)
+
+    asked.fault = forged
+    with BadHttp(desk.server.port, lambda r, f: damage(r, lambda s: asked(s, f))) as proxy:
+        client = carrier(proxy.url)
+        client.put(path, info)
+    assert (damage.hit, asked.seen, client.transfers().retries) == (1, 2 * pieces, 2)
+    there = desk.store.path(info.digest)
+    assert there is not None
+    assert there.read_bytes() == path.read_bytes()
+
+
 def test_store_that_loses_a_damaged_upload(desk: Desk, tmp_path: Path) -> None:
     """Between the damage and the question where: all of it travels anew, and comes whole."""
     path, info = made(tmp_path, 106)
