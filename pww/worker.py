@@ -15,7 +15,7 @@ from pww import log as pww_log
 from pww.clock import Clock, SystemClock
 from pww.config import paths
 from pww.config.load import read_config
-from pww.config.schema import Config, Slurm
+from pww.config.schema import Config, Images, Slurm
 from pww.engine import Engine, opened, torchtitan
 from pww.errors import CheckpointError, DataError, PwwError, Stopped
 from pww.folder import owned, write_durably
@@ -115,6 +115,7 @@ def _train(config: Config, run: Path, stack: ExitStack, engine: Engine) -> None:
             f"corpus {config.data.name} has {space.num_windows} windows, less than one phase of "
             f"diloco.inner_steps={config.diloco.inner_steps} x optim.batch_windows="
             f"{config.optim.batch_windows}{_times(config)}: lower one of them"
+            f"{_or_more_text(config)}"
         )
     trainer = make()
     stack.callback(trainer.close)
@@ -137,6 +138,13 @@ def _train(config: Config, run: Path, stack: ExitStack, engine: Engine) -> None:
 def _times(config: Config) -> str:
     k = config.diloco.replicas
     return f" x diloco.replicas={k}" if k > 1 else ""
+
+
+def _or_more_text(config: Config) -> str:
+    """What else helps: most who meet this asked for few windows to try something quickly."""
+    data = config.data
+    asked = 0 if isinstance(data, Images) else data.max_windows
+    return f", or raise data.max_windows={asked}" if asked else ""
 
 
 def _alone(

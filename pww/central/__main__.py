@@ -28,6 +28,7 @@ from pww.config.load import run_app
 from pww.config.schema import Config
 from pww.config.shorthand import with_tokenizer
 from pww.config.words import refuse_unknown_command
+from pww.data.sources import open_source
 from pww.errors import ConfigError, PwwError, StateError, Stopped
 
 log = logging.getLogger("pww.central")
@@ -192,6 +193,16 @@ def _say_what_is_a_sites(config: Config) -> None:
         )
 
 
+def _look_for_the_corpus(config: Config) -> None:
+    """Before torch is loaded and a folder made: who forgot the text shall not wait for that.
+
+    Raises:
+        DataError: the text is not there.
+    """
+    if "coordinator" in config.central.roles and config.central.manifest == "none":
+        open_source(config.text, project=paths.PROJECT)
+
+
 def _start(config: Config) -> int:
     """Serves one run until its corpus is exhausted and every site has been told."""
     roles = config.central.roles
@@ -201,10 +212,11 @@ def _start(config: Config) -> int:
         signal.signal(number, lambda *_: stop.set())
     _say_what_is_a_sites(config)
     folder = paths.run_folder(config)
-    from pww.central.service import serve
-
     try:
+        _look_for_the_corpus(config)
         with held(folder, roles):
+            from pww.central.service import serve
+
             print(serve(config, folder, stop, clock=SystemClock()))
     except OSError as fault:
         log.error(

@@ -84,6 +84,7 @@ class App:
 
         for config in configs:
             _tell(config)
+        _tell_of_gpus(configs[0])
         return queued.queue([self._job(config) for config in configs], clock=SystemClock())
 
     def _job(self, config: LabConfig) -> Job:
@@ -108,6 +109,19 @@ def _tell(config: LabConfig) -> None:
     if config.diloco is not None and not forced(config.codec):
         for sentence in late(config.codec, config.diloco.outer):
             log.warning("a run would refuse this: %s", sentence)
+
+
+def _tell_of_gpus(config: LabConfig) -> None:
+    """GPUs that a site's file asks for where the lab could do without: they are paid for."""
+    name, queue = config.site.name, config.site.queue
+    if queue.kind == "slurm" and queue.gpus_per_node and queue.partition not in queue.partitions:
+        log.warning(
+            "each cell asks for %d GPU, and the lab computes on cores: give "
+            "site.queue.gpus_per_node=0, or write it into conf/cell/%s.yaml, as in "
+            "conf/cell/slurm.yaml",
+            queue.gpus_per_node,
+            name,
+        )
 
 
 def cell_of(config: LabConfig, keys: frozenset[str]) -> dict[str, Value]:

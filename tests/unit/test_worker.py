@@ -271,6 +271,7 @@ def test_a_corpus_smaller_than_a_phase_is_told_with_the_numbers(make_run, capsys
     text = capsys.readouterr().err
     assert "corpus sample has 80 windows" in text
     assert "diloco.inner_steps=100 x optim.batch_windows=4: lower one of them" in text
+    assert "lower one of them, or raise data.max_windows=80" in text
     assert Counted.made == []
 
 

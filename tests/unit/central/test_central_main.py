@@ -160,6 +160,24 @@ def test_what_only_a_site_can_choose_is_said(overlap: bool, caplog) -> None:
     assert (told in caplog.text) == overlap
 
 
+def test_a_corpus_that_is_missing_is_told_before_torch_is_loaded_or_a_folder_made(
+    tmp_path: Path,
+) -> None:
+    code = (
+        "import sys; from pathlib import Path; from pww.config import paths;"
+        "paths.PROJECT = Path(sys.argv[1]); from pww.central.__main__ import main;"
+        "code = main(['data=tinyshakespeare', 'data.roots=[data]']);"
+        "print(code, 'torch' in sys.modules, 'flwr' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout == "1 False False\n"
+    assert "no file matches 'tinyshakespeare/input.txt'" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_mistyped_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["adit", "run"]) == 2
     assert "did you mean audit?" in capsys.readouterr().err

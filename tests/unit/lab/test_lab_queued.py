@@ -87,6 +87,26 @@ def test_a_cell_is_a_part_of_a_node_and_its_threads_are_its_cores(
     assert "resume=" not in text
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ((*SLURM, "site.name=mine", "site.queue.gpus_per_node=1"), True),
+        (SLURM, False),
+        (("site=snellius",), False),  # its partitions give no cores without a GPU
+    ],
+)
+def test_gpus_that_the_lab_could_do_without_are_said(
+    words: tuple[str, ...], told: bool, project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = app.App()
+    prepare((*words, *QUADRATIC, "dry=true"), shape=LAB, refine=made.settle)
+    made.queue([job.config for job in made._jobs])
+    text = capsys.readouterr().err
+    sentence = "give site.queue.gpus_per_node=0, or write it into conf/cell/mine.yaml"
+    assert (sentence in text) == told
+    assert ("each cell asks for 1 GPU" in text) == told
+
+
 def test_here_nothing_has_changed() -> None:
     config = composed()
     assert (config.site.name, config.site.queue.kind, config.lab.threads) == ("local", "none", 1)
