@@ -7,19 +7,29 @@ table that makes one says so.
 from collections.abc import Iterator, Sequence
 
 from pww.lab.report.cells import Cell, shown
-from pww.lab.study import Study
+from pww.lab.study import Study, leaves
 
 
 def notes(study: Study, cells: Sequence[Cell]) -> list[str]:
     """The sentences; [] where there is nothing to say."""
     rows = shown(cells)
     return [
+        *_text(rows),
         *_rates(rows, cells),
         *_diverged(rows),
         *_seeds(rows),
         *_alike(rows),
         *_unfinished(study),
     ]
+
+
+def _text(rows: Sequence[Cell]) -> Iterator[str]:
+    runs = [run for cell in rows for run in cell.runs]
+    if any(leaves(run.config).get("task.text") == "pydocs" for run in runs):
+        yield (
+            "The text is the documentation of Python: the figures of the sources are of another, "
+            "so that they agree in order and sign at best."
+        )
 
 
 def _rates(rows: Sequence[Cell], cells: Sequence[Cell]) -> Iterator[str]:

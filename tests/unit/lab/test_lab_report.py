@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.stats
+import yaml
 from lab_runs import cell_runs, finished, unfinished
 
 from pww.errors import LabError
@@ -158,9 +159,6 @@ def test_a_tuning_that_was_cut_off_has_no_row(study: Path) -> None:
 def test_what_else_a_reader_must_know(study: Path) -> None:
     two_cells(study)
     cell_runs(study, {"codec": "int4", "workers": 4}, [2.0], tokens=9600, code="def")
-    cell_runs(
-        study, {"codec": "int8", "workers": 4}, [2.0, math.nan], diverged=False, task="other"
-    ) if 0 else None
     finished(
         study,
         {"codec": "sign", "workers": 4},
@@ -181,6 +179,18 @@ def test_what_else_a_reader_must_know(study: Path) -> None:
         "Unfinished, and in no row: codec=bf16,workers=4-s0.",
     ):
         assert sentence in said
+
+
+def test_another_text_than_the_sources_is_said(study: Path) -> None:
+    two_cells(study)
+    text = "The text is the documentation of Python: the figures of the sources are of another"
+    assert text not in report(study).text
+    for folder in study.iterdir():
+        if (folder / "config.yaml").exists():
+            config = yaml.safe_load((folder / "config.yaml").read_text())
+            config["task"] = {**config.get("task", {}), "text": "pydocs"}
+            (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    assert text in section(report(study).text, "Read this first")
 
 
 def test_a_cell_that_diverged_is_in_the_table_and_last(study: Path) -> None:
