@@ -47,7 +47,7 @@ class ModelNetwork:
             with torch.device("meta"):
                 parameters = sum(p.numel() for p in spec.model.build().parameters())
             check_room(config, parameters=parameters)
-            self._module = _drawn(spec, model, seed=config.seed)
+            self._module = drawn(spec, model, seed=config.seed)
         self.shapes: Shapes = {n: tuple(p.shape) for n, p in self._module.named_parameters()}
 
     def initial(self) -> dict[str, torch.Tensor]:
@@ -67,7 +67,7 @@ class ModelNetwork:
         return functional.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
 
 
-def _drawn(spec: "ModelSpec", model: LanguageModel, *, seed: int) -> nn.Module:
+def drawn(spec: "ModelSpec", model: LanguageModel, *, seed: int) -> nn.Module:
     """The model on the CPU with its initial weights; torch's own generator stays as it was."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
