@@ -1,7 +1,7 @@
 """What two replicas cost in a plain loop of one process: the reference of `federated.py`.
 
     python tests/bench/federated_reference.py [replicas=2] [H=8] [seed=0] [windows=8192] [batch=8]
-                                              [model=WORDS]
+                                              [block=8] [model=WORDS]
 
 The same model, theta(0), text, batches, rates and held-out windows as there, and nothing else of
 pww: no central, lease, codec, checkpoint, FSDP or trainer of torchtitan. Each replica has torch's
@@ -33,7 +33,7 @@ from pww.trainer.titan_cpu import install, unwarned
 
 ROOT = Path(__file__).resolve().parents[2]
 DEFAULTS = {"replicas": "2", "H": "8", "seed": "0", "windows": BENCH["windows"],
-            "batch": BENCH["batch"], "model": BENCH["model"]}  # fmt: skip
+            "batch": BENCH["batch"], "block": BENCH["batch"], "model": BENCH["model"]}  # fmt: skip
 HELD_OUT = 128  # windows, as there
 SAY_EVERY = 64  # steps
 
@@ -88,6 +88,13 @@ def rate(progress: float, config: Config) -> float:
     return optim.lr * (optim.min_lr + (1 - optim.min_lr) * left)
 
 
+def shuffled(num_windows: int, block: int, seed: int) -> np.ndarray:
+    """Blocks of consecutive windows in random order, and the windows of each in random order."""
+    random = np.random.default_rng(seed)
+    blocks = np.arange(num_windows // block * block).reshape(-1, block)
+    return random.permuted(random.permutation(blocks), axis=1).reshape(-1)
+
+
 @torch.no_grad()
 def average(replicas: Sequence[Replica]) -> None:
     """Every replica's weights become their mean; AdamW's moments stay each one's own."""
@@ -118,7 +125,7 @@ def main(words: list[str]) -> None:
         spec = model_spec(config.model, padded_vocab=rows, gloo=True, seed=seed)
         module = drawn(spec, config.model, seed=seed)
     replicas = [Replica(module, config) for _ in range(num)]
-    order = np.random.default_rng(seed).permutation(corpus.manifest.num_windows)
+    order = shuffled(corpus.manifest.num_windows, int(asked["block"]), seed)
     steps = len(order) // (num * batch) // inner * inner
     shares = order[: steps * num * batch].reshape(steps // inner, num, inner, batch)
     start = perf_counter()
