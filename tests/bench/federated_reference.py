@@ -1,12 +1,13 @@
 """What two replicas cost in a plain loop of one process: the reference of `federated.py`.
 
     python tests/bench/federated_reference.py [replicas=2] [H=8] [seed=0] [windows=8192] [batch=8]
-                                              [block=8] [model=WORDS]
+                                              [block=16] [model=WORDS]
 
 The same model, theta(0), text, batches, rates and held-out windows as there, and nothing else of
 pww: no central, lease, codec, checkpoint, FSDP or trainer of torchtitan. Each replica has torch's
 AdamW; every H steps their weights become their mean (DiLoCo with an outer SGD of rate 1). What two
-replicas lose here to one with both batches (replicas=1 batch=16) is no fault of the engine.
+replicas lose here to one with both batches (replicas=1 batch=16) is no fault of the engine. Windows
+come in blocks as a run's do; block=1 is a random sample of them.
 """
 
 import json
@@ -33,7 +34,7 @@ from pww.trainer.titan_cpu import install, unwarned
 
 ROOT = Path(__file__).resolve().parents[2]
 DEFAULTS = {"replicas": "2", "H": "8", "seed": "0", "windows": BENCH["windows"],
-            "batch": BENCH["batch"], "block": BENCH["batch"], "model": BENCH["model"]}  # fmt: skip
+            "batch": BENCH["batch"], "block": "16", "model": BENCH["model"]}  # fmt: skip
 HELD_OUT = 128  # windows, as there
 SAY_EVERY = 64  # steps
 
