@@ -41,8 +41,10 @@ MOVERS = min(THREADS, (os.cpu_count() or 1) + 1)
 """Threads that move bytes: what they wait for is a core more often than a disk."""
 JSON = b"application/json"
 _OBJECT = re.compile(r"/v1/blobs/([0-9a-f]{64})\Z")
-_UPLOAD = re.compile(r"/v1/blobs/([0-9a-f]{64})/([0-9]{1,18})(?:/([0-9]{1,10}|commit))?\Z")
-_CHECK = re.compile(r"/v1/blobs/([0-9a-f]{64})/([0-9]{1,18})/([0-9]{1,10})/([0-9a-f]{8})\Z")
+_UPLOAD = re.compile(
+    r"/v1/blobs/([0-9a-f]{64})/([0-9]{1,18})"
+    r"(?:/(?:(commit)|([0-9]{1,10})(?:/([0-9a-f]{8}))?))?\Z"
+)
 ROUTES = (
     "no such route here: POST /v1/blobs/DIGEST/SIZE, PUT /v1/blobs/DIGEST/SIZE/PIECE, "
     "POST /v1/blobs/DIGEST/SIZE/commit, POST /v1/blobs/DIGEST/SIZE/PIECE/CRC32C, "
@@ -134,37 +136,46 @@ class BlobApp:
         if found and method in ("GET", "HEAD"):
             await self._sender.answer(found[1], scope, send, silent_s=SILENT_S)
             return
-        found = _CHECK.match(path)
-        if found and method == "POST":
-            find = partial(self._store.upload, found[1], int(found[2]), replica=replica)
-            upload = await self._aside(find)
-            await self._aside(partial(upload.check, int(found[3]), int(found[4], 16)))
-            await _answer(send, 204, b"")
-            return
         found = _UPLOAD.match(path)
-        if not found or method not in ("POST", "PUT", "DELETE"):
+        if not found:
             raise BlobFault(ROUTES, status=404)
-        digest, size_bytes, last = found[1], int(found[2]), found[3]
-        if method == "PUT" and last not in (None, "commit"):
-            find = partial(self._store.upload, digest, size_bytes, replica=replica)
-            await self._take_piece(await self._aside(find), int(last), headers, scope, receive)
-            await _answer(send, 204, b"")
-        elif method == "POST" and last is None:
-            key = (digest, size_bytes, replica)
-            if key in self._commits and self._commits[key].done():
-                self._commits.pop(key).exception()  # of an upload whose client never heard it
-            begin = partial(self._store.begin, digest, size_bytes, replica=replica)
-            state = await self._aside(begin)
-            await _answer(send, 200, state.model_dump_json().encode())
-        elif method == "POST" and last == "commit":
-            status, body = await self._commit(digest, size_bytes, replica)
-            await _answer(send, status, body)
-        elif method == "DELETE" and last is None:
-            forget = partial(self._store.forget, digest, size_bytes, replica=replica)
-            await self._aside(forget)
-            await _answer(send, 204, b"")
-        else:
-            raise BlobFault(ROUTES, status=404)
+        status, body = await self._about_upload(found, method, replica, headers, scope, receive)
+        await _answer(send, status, body)
+
+    async def _about_upload(
+        self, found: re.Match[str], method: str, replica: str, headers: Headers, scope: Any,
+        receive: Any,
+    ) -> tuple[int, bytes]:  # fmt: skip
+        """What is answered to a request of an upload.
+
+        Raises:
+            BlobFault: it is refused, or there is no such request.
+        """
+        digest, size_bytes = found[1], int(found[2])
+        find = partial(self._store.upload, digest, size_bytes, replica=replica)
+        match method, found[3], found[4], found[5]:
+            case "PUT", None, str(piece), None:
+                upload = await self._aside(find)
+                await self._take_piece(upload, int(piece), headers, scope, receive)
+                return 204, b""
+            case "POST", None, str(piece), str(crc):
+                upload = await self._aside(find)
+                await self._aside(partial(upload.check, int(piece), int(crc, 16)))
+                return 204, b""
+            case "POST", None, None, None:
+                key = (digest, size_bytes, replica)
+                if key in self._commits and self._commits[key].done():
+                    self._commits.pop(key).exception()  # of an upload whose client never heard it
+                begin = partial(self._store.begin, digest, size_bytes, replica=replica)
+                state = await self._aside(begin)
+                return 200, state.model_dump_json().encode()
+            case "POST", "commit", None, None:
+                return await self._commit(digest, size_bytes, replica)
+            case "DELETE", None, None, None:
+                forget = partial(self._store.forget, digest, size_bytes, replica=replica)
+                await self._aside(forget)
+                return 204, b""
+        raise BlobFault(ROUTES, status=404)
 
     async def _aside(self, call: Callable[[], T]) -> T:
         """Runs what waits for the disk in another thread."""

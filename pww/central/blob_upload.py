@@ -127,7 +127,7 @@ class Upload:
         """
         with _unless_over():
             try:
-                self._file.publish(path)
+                self._file.publish(path, keep=True)
             except Unfinished as fault:
                 raise BlobFault(f"{fault}: begin again", status=BEGIN_AGAIN) from fault
             except WrongDigest as fault:

@@ -70,9 +70,6 @@ def _once(link: BlobLink, info: PayloadInfo, path: Path, progress: Progress) -> 
         fetch = partial(_fetch_piece, file, info, progress, damages)
         link.move(fetch, pieces, progress, file.advance)
         file.publish(path)
-    except WrongDigest:
-        file.discard()
-        raise
     finally:
         file.close()
 

@@ -63,9 +63,14 @@ def check_pieces(link: BlobLink, fd: int, info: PayloadInfo, *, piece_bytes: int
             wrong.add(number)
         progress.add(part.size_bytes)
 
-    link.move(check, range(-(-info.size_bytes // piece_bytes)), progress)
+    link.move(check, range(num_pieces(info, piece_bytes)), progress)
     progress.end()
     return len(wrong)
+
+
+def num_pieces(info: PayloadInfo, piece_bytes: int) -> int:
+    """How many pieces an object comes in; the last may be short."""
+    return -(-info.size_bytes // piece_bytes)
 
 
 def _piece(fd: int, info: PayloadInfo, number: int, piece_bytes: int) -> FilePart:

@@ -14,7 +14,7 @@ from pww.errors import CentralError, PayloadError, Stopped
 from pww.transport.blob_crew import share_out
 from pww.transport.blob_link import BlobLink
 from pww.transport.blob_peer import BeginAgain, BlobPeer, Busy, Damaged
-from pww.transport.blob_pieces import check_pieces, send_pieces
+from pww.transport.blob_pieces import check_pieces, num_pieces, send_pieces
 from pww.transport.blob_wire import BlobState
 from pww.transport.carrier import Transfers, must_fit
 from pww.transport.crew import Crew
@@ -100,7 +100,7 @@ class _Upload:
         wrong = check_pieces(self._link, self._fd, self._info, piece_bytes=state.piece_bytes)
         right = wrong > 0 or self._is_announced()
         if right and times < MAX_DAMAGES:
-            of = -(-self._info.size_bytes // state.piece_bytes)
+            of = num_pieces(self._info, state.piece_bytes)
             log.warning("%d of %d pieces came damaged and go once more: %s", wrong, of, why)
             return
         self._give_up()
@@ -135,8 +135,8 @@ class _Upload:
             state = BlobState.model_validate_json(content)
         except ValidationError as fault:
             raise self._peer.stranger("an unreadable state of an upload") from fault
-        num_pieces = -(-self._info.size_bytes // state.piece_bytes)
-        if state.missing and state.missing[-1][1] > num_pieces:
+        of = num_pieces(self._info, state.piece_bytes)
+        if state.missing and state.missing[-1][1] > of:
             raise self._peer.stranger("missing pieces that the object does not have")
         return state
 

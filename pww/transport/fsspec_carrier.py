@@ -170,9 +170,6 @@ class FsspecCarrier:
                 tuning=self._tuning, clock=self._clock, stop=self._stop, meanwhile=file.advance,
             ).run(pieces)  # fmt: skip
             file.publish(path)
-        except WrongDigest:
-            file.discard()
-            raise
         finally:
             file.close()
             self._meter.add(Transfers(retries=retry.num_retries + pieces_retry.num_retries))

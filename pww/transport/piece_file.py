@@ -184,12 +184,13 @@ class PieceFile:
                     self._rewrite()
             return found == crc
 
-    def publish(self, path: Path) -> None:
+    def publish(self, path: Path, *, keep: bool = False) -> None:
         """Makes the file visible as `path`, durably, if it is complete and the right one.
 
         Raises:
             Unfinished: pieces are missing.
-            WrongDigest: other bytes. Nothing is visible, and all is kept: `check` or `discard`.
+            WrongDigest: other bytes; nothing is visible, and all is forgotten, or with `keep`
+                waits for a `check` of its pieces.
             OSError: it could not be made durable, or was closed meanwhile; it can be tried again.
         """
         with self._hashing:
@@ -201,6 +202,8 @@ class PieceFile:
             found = self._hash.copy().hexdigest()
             self._right = found == self._digest
         if not self._right:
+            if not keep:
+                self.discard()
             raise WrongDigest(
                 f"{self.size_bytes} bytes with BLAKE3 {self._digest} were announced, those that "
                 f"came have {found}"

@@ -28,6 +28,20 @@ def put(file: PieceFile, data: bytes, number: int) -> None:
     file.finish(number)
 
 
+def complete(base: Path) -> tuple[bytes, PieceFile]:
+    """A file all of whose pieces are in."""
+    data = np.random.default_rng(0).bytes(2500)
+    file = opened(base, data)
+    for number in file.missing():
+        put(file, data, number)
+    return data, file
+
+
+def full(fd: int, view: memoryview, at: int) -> int:
+    """`pwrite` to a disk without room."""
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
 @given(
     size=st.integers(0, 5500),
     seed=st.integers(0, 1000),
@@ -76,8 +90,6 @@ def test_wrong_bytes(tmp_path: Path) -> None:
         put(file, b"\1" * 2500, number)
     with pytest.raises(WrongDigest, match=r"2500 bytes with BLAKE3 \w{64} were announced, those"):
         file.publish(tmp_path / "file")
-    assert not (tmp_path / "file").exists()
-    file.discard()
     assert not list(tmp_path.iterdir()), "all is forgotten"
     assert opened(tmp_path / "file", data).missing() == [0, 1, 2]
 
@@ -91,7 +103,8 @@ def test_wrong_piece(tmp_path: Path, again: bool) -> None:
         put(file, bytes(2500) if number == 1 else data, number)
         file.advance()
     with pytest.raises(WrongDigest):
-        file.publish(tmp_path / "file")
+        file.publish(tmp_path / "file", keep=True)
+    assert not (tmp_path / "file").exists()
     sums = [value(data[start:stop]) for start, stop in map(file.span, range(3))]
     assert [file.check(number, sums[number]) for number in range(3)] == [True, False, True]
     assert not file.check(1, value(bytes(1000))), "it is missing"
@@ -115,9 +128,6 @@ def test_no_room_to_say_that_a_piece_is_wrong(
     for number in (0, 3):
         put(file, bytes(3500), number)
 
-    def full(fd: int, view: memoryview, at: int) -> int:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     monkeypatch.setattr(os, "pwrite", full)
     with pytest.raises(OSError, match="No space left on device"):
         file.check(0, value(data[:PIECE]))
@@ -132,10 +142,7 @@ def test_who_asks_for_a_piece_while_the_whole_becomes_visible(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It may be told that it has another one, but no piece of what was found right comes again."""
-    data = np.random.default_rng(0).bytes(2500)
-    file = opened(tmp_path / "file", data)
-    for number in file.missing():
-        put(file, data, number)
+    data, file = complete(tmp_path / "file")
     sync, answers = os.fsync, []
 
     def meanwhile(fd: int) -> None:
@@ -153,10 +160,7 @@ def test_given_up_while_the_whole_becomes_visible(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What begins under its name meanwhile is not taken for it."""
-    data = np.random.default_rng(0).bytes(2500)
-    file = opened(tmp_path / "file", data)
-    for number in file.missing():
-        put(file, data, number)
+    data, file = complete(tmp_path / "file")
     sync, begun = os.fsync, []
 
     def meanwhile(fd: int) -> None:
@@ -179,10 +183,7 @@ def test_disk_that_fails_in_the_middle_of_a_piece(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No byte of it is hashed twice: what is right is found right when the disk works again."""
-    data = np.random.default_rng(0).bytes(2500)
-    file = opened(tmp_path / "file", data)
-    for number in file.missing():
-        put(file, data, number)
+    data, file = complete(tmp_path / "file")
     whole, reads = os.preadv, []
 
     def failing(fd: int, views: list[memoryview], at: int) -> int:
@@ -264,9 +265,6 @@ def test_short_writes_and_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     file = opened(tmp_path / "file", data)
     for number in file.missing():
         put(file, data, number)
-
-    def full(fd: int, view: memoryview, at: int) -> int:
-        raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "pwrite", full)
     with pytest.raises(OSError, match=r"No space left on device: '.*/file.part'"):
